@@ -1,0 +1,42 @@
+# What every target shares: C++20, warnings, hidden symbols, sanitizers, ccache.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+find_program(CCACHE ccache)
+if(CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
+endif()
+
+find_package(Threads REQUIRED)
+
+if(ZINF_SANITIZE)
+  add_compile_options(-fsanitize=${ZINF_SANITIZE} -fno-omit-frame-pointer
+                      -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${ZINF_SANITIZE})
+endif()
+
+# Warnings for our own code; includes are written from the project's root.
+add_library(zinf_options INTERFACE)
+target_compile_options(zinf_options INTERFACE -Wall -Wextra -Wshadow=local
+                                              -Werror)
+if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
+  target_compile_options(zinf_options INTERFACE -Wthread-safety)
+endif()
+target_include_directories(zinf_options INTERFACE ${PROJECT_SOURCE_DIR}
+                                                  ${PROJECT_SOURCE_DIR}/include)
+
+# zinf_library(NAME SOURCES a.cpp ... DEPS zinf_base ...)
+function(zinf_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(${name} PUBLIC zinf_options ${ARG_DEPS})
+  target_link_libraries(${name} PRIVATE ${ARG_PRIVATE_DEPS})
+endfunction()
