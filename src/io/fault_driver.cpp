@@ -1,0 +1,147 @@
+// A wrapper that makes another driver fail the way disks do.
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <optional>
+#include <random>
+#include <unordered_map>
+
+#include "src/base/strf.h"
+#include "src/io/driver.h"
+
+namespace zinf::io {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+class FaultDriver final : public Driver {
+ public:
+  FaultDriver(std::unique_ptr<Driver> inner, const std::vector<Fault>& faults)
+      : inner_(std::move(inner)) {
+    for (const Fault& fault : faults) {
+      rules_.push_back({fault, std::mt19937_64(fault.seed)});
+    }
+  }
+
+  Status begin() override { return inner_->begin(); }
+  std::string description() const override {
+    return strf("%s, with %zu injected faults", inner_->description().c_str(),
+                rules_.size());
+  }
+  Result<OpenedFile> open(const std::string& path,
+                          const OpenOptions& options) override {
+    return inner_->open(path, options);
+  }
+  void close(int file) override { inner_->close(file); }
+  Status remove(const std::string& path) override {
+    return inner_->remove(path);
+  }
+  int register_memory(std::span<std::byte> memory) override {
+    return inner_->register_memory(memory);
+  }
+  void unregister_memory(int slot) override { inner_->unregister_memory(slot); }
+  void wake() override { inner_->wake(); }
+
+  void start(RawOp* op) override {
+    std::optional<Fault> fault = next_fault(op->kind);
+    if (!fault) return inner_->start(op);
+    if (fault->kind == Fault::Kind::kError) {
+      op->result = -fault->errnum;
+      ready_.push_back(op);
+      return;
+    }
+    altered_[op] = {*fault, op->bytes, op->direct};
+    bool halved = fault->kind != Fault::Kind::kDelay && op->bytes > 1;
+    if (halved) {
+      op->bytes /= 2;
+      op->direct = false;  // half of a block may not be aligned
+    }
+    inner_->start(op);
+  }
+
+  void collect(std::vector<RawOp*>& finished,
+               std::chrono::nanoseconds timeout) override {
+    if (!ready_.empty()) timeout = std::chrono::nanoseconds(0);
+    for (const Held& held : held_) {
+      std::chrono::nanoseconds left = held.due - Clock::now();
+      timeout = std::clamp(left, std::chrono::nanoseconds(0), timeout);
+    }
+    std::vector<RawOp*> inner_finished;
+    inner_->collect(inner_finished, timeout);
+    for (RawOp* op : inner_finished) settle(op);
+    std::erase_if(held_, [&](const Held& held) {
+      if (held.due > Clock::now()) return false;
+      ready_.push_back(held.op);
+      return true;
+    });
+    finished.insert(finished.end(), ready_.begin(), ready_.end());
+    ready_.clear();
+  }
+
+ private:
+  struct Rule {
+    Fault fault;
+    std::mt19937_64 random;
+  };
+  struct Altered {
+    Fault fault;
+    std::size_t bytes;
+    bool direct;
+  };
+  struct Held {
+    RawOp* op;
+    Clock::time_point due;
+  };
+
+  // Counts the operation and says which fault, if any, it meets.
+  std::optional<Fault> next_fault(Operation kind) {
+    std::uint64_t count = ++counts_[static_cast<std::size_t>(kind)];
+    for (Rule& rule : rules_) {
+      const Fault& fault = rule.fault;
+      if (fault.on != kind) continue;
+      bool fires =
+          fault.nth != 0
+              ? count == fault.nth || (fault.and_after && count > fault.nth)
+              : std::bernoulli_distribution(fault.probability)(rule.random);
+      if (fires) return fault;
+    }
+    return std::nullopt;
+  }
+
+  // Gives an operation back its own form, with the result that the fault wants.
+  void settle(RawOp* op) {
+    auto found = altered_.find(op);
+    if (found == altered_.end()) {
+      ready_.push_back(op);
+      return;
+    }
+    Altered altered = found->second;
+    altered_.erase(found);
+    op->bytes = altered.bytes;
+    op->direct = altered.direct;
+    if (altered.fault.kind == Fault::Kind::kTorn) {
+      op->result = -altered.fault.errnum;
+    }
+    if (altered.fault.kind == Fault::Kind::kDelay) {
+      held_.push_back({op, Clock::now() + altered.fault.delay});
+    } else {
+      ready_.push_back(op);
+    }
+  }
+
+  std::unique_ptr<Driver> inner_;
+  std::vector<Rule> rules_;
+  std::array<std::uint64_t, 3> counts_{};
+  std::unordered_map<RawOp*, Altered> altered_;
+  std::vector<Held> held_;
+  std::vector<RawOp*> ready_;
+};
+
+}  // namespace
+
+std::unique_ptr<Driver> make_fault_driver(std::unique_ptr<Driver> inner,
+                                          const std::vector<Fault>& faults) {
+  return std::make_unique<FaultDriver>(std::move(inner), faults);
+}
+
+}  // namespace zinf::io

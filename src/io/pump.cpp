@@ -1,0 +1,428 @@
+#include "src/io/pump.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <future>
+
+#include "src/base/align.h"
+#include "src/base/check.h"
+#include "src/base/strf.h"
+#include "zinf/bytes.h"
+#include "zinf/log.h"
+
+namespace zinf::io::detail {
+namespace {
+
+constexpr int kMaxRetries = 200;    // of EAGAIN in a row, over about a second
+constexpr int kRetriesAtOnce = 20;  // before it waits in between
+constexpr std::size_t kMaxSlotBytes = kGiB;  // the kernel's limit for one
+
+// How much of [offset, offset + left) the next block takes: whole aligned
+// blocks where it can, an odd head or tail by itself.
+std::size_t next_block_bytes(std::uint64_t offset, const std::byte* data,
+                             std::size_t left, std::size_t block_bytes) {
+  constexpr std::size_t kAlign = File::kAlignment;
+  std::size_t odd_offset = offset % kAlign;
+  std::size_t odd_data = reinterpret_cast<std::uintptr_t>(data) % kAlign;
+  if (odd_offset == 0 && odd_data == 0) {
+    std::size_t aligned = std::min(block_bytes, align_down(left, kAlign));
+    return aligned > 0 ? aligned : left;
+  }
+  if (odd_offset == odd_data) return std::min(left, kAlign - odd_offset);
+  return std::min(left, block_bytes);
+}
+
+bool aligned(const RawOp& op) {
+  return op.offset % File::kAlignment == 0 &&
+         op.bytes % File::kAlignment == 0 &&
+         is_aligned(op.data, File::kAlignment);
+}
+
+}  // namespace
+
+void RequestState::finish(Status outcome) {
+  status = std::move(outcome);
+  // Release: whoever sees done == 1 sees the status and the transferred bytes.
+  done.store(1, std::memory_order_release);
+  done.notify_all();
+}
+
+void RequestState::wait() const { done.wait(0, std::memory_order_acquire); }
+
+Result<std::shared_ptr<Pump>> Pump::create(const Options& options) {
+  ZINF_TRY(options.validate());
+  std::shared_ptr<Pump> pump(new Pump(options));
+  ZINF_TRY(pump->start());
+  return pump;
+}
+
+Pump::~Pump() { shutdown(); }
+
+Status Pump::start() {
+  std::promise<Status> started;
+  std::future<Status> outcome = started.get_future();
+  // The ring belongs to the thread that makes it.
+  thread_ = std::thread([this, &started] {
+    pthread_setname_np(pthread_self(), "zinf-io");
+    Status status = choose_driver();
+    bool runs = status.ok();
+    started.set_value(std::move(status));
+    if (runs) run();
+    driver_.reset();
+  });
+  Status status = outcome.get();
+  if (!status.ok()) {
+    thread_.join();
+    MutexLock lock(mutex_);
+    stopping_ = true;
+  }
+  return status;
+}
+
+Status Pump::choose_driver() {
+  auto begin = [&](Backend backend, std::unique_ptr<Driver> driver) {
+    if (!options_.faults.empty()) {
+      driver = make_fault_driver(std::move(driver), options_.faults);
+    }
+    Status status = driver->begin();
+    if (!status.ok()) return status;
+    backend_ = backend;
+    reason_ = driver->description();
+    driver_ = std::move(driver);
+    return status;
+  };
+  switch (options_.backend) {
+    case Backend::kUring:
+      return begin(Backend::kUring, make_uring_driver(options_));
+    case Backend::kThreads:
+      return begin(Backend::kThreads, make_threads_driver(options_));
+    case Backend::kMemory:
+      return begin(Backend::kMemory, make_memory_driver());
+    case Backend::kAuto:
+      break;
+  }
+  Status ring = begin(Backend::kUring, make_uring_driver(options_));
+  if (ring.ok()) {
+    log(LogLevel::kInfo, "io: %s", reason_.c_str());
+    return ring;
+  }
+  ZINF_TRY(begin(Backend::kThreads, make_threads_driver(options_)));
+  reason_ += strf(" (no io_uring: %s)", ring.text().c_str());
+  log(LogLevel::kWarning, "io: %s", reason_.c_str());
+  return {};
+}
+
+Stats Pump::stats() const {
+  return {.bytes_read = counters_.bytes_read,
+          .bytes_written = counters_.bytes_written,
+          .blocks = counters_.blocks,
+          .buffered_blocks = counters_.buffered_blocks,
+          .continued = counters_.continued,
+          .retried = counters_.retried,
+          .turns = counters_.turns};
+}
+
+void Pump::submit(std::shared_ptr<RequestState> request) {
+  MutexLock lock(mutex_);
+  if (stopping_) {
+    request->finish(Status::error(Code::kCancelled, "the Io is shut down"));
+    return;
+  }
+  ++pending_;
+  ++request->file->pending;
+  incoming_.push_back(std::move(request));
+  wake_locked();
+}
+
+// Under the lock: as long as stopping_ is false the driver is there.
+void Pump::wake_locked() {
+  if (std::exchange(sleeping_, false)) driver_->wake();
+}
+
+void Pump::drain() {
+  MutexLock lock(mutex_);
+  while (pending_ > 0) idle_.wait(mutex_);
+}
+
+void Pump::shutdown() {
+  {
+    MutexLock lock(mutex_);
+    if (std::exchange(stopping_, true)) return;
+    wake_locked();
+  }
+  thread_.join();
+}
+
+// Runs the action on the pump's thread; false when that has ended.
+bool Pump::call(const std::function<void()>& action) {
+  std::promise<void> done;
+  {
+    MutexLock lock(mutex_);
+    if (stopping_) return false;
+    actions_.emplace_back([&] {
+      action();
+      done.set_value();
+    });
+    wake_locked();
+  }
+  done.get_future().wait();
+  return true;
+}
+
+Result<OpenedFile> Pump::open(const std::string& path,
+                              const OpenOptions& options) {
+  Result<OpenedFile> opened =
+      Status::error(Code::kCancelled, "open " + path + ": the Io is shut down");
+  call([&] { opened = driver_->open(path, options); });
+  return opened;
+}
+
+void Pump::close(FileState& file) {
+  if (!file.open) return;
+  file.open = false;
+  for (int left = file.pending; left > 0; left = file.pending) {
+    file.pending.wait(left);
+  }
+  // After a shutdown the driver has closed what was open.
+  call([&] { driver_->close(file.opened.file); });
+}
+
+Status Pump::remove(const std::string& path) {
+  Status status = Status::error(Code::kCancelled,
+                                "remove " + path + ": the Io is shut down");
+  call([&] { status = driver_->remove(path); });
+  return status;
+}
+
+std::vector<int> Pump::register_memory(std::span<std::byte> memory) {
+  std::vector<int> slots;
+  int error = 0;
+  call([&] {
+    while (!memory.empty() && error == 0) {
+      auto piece = memory.first(std::min(memory.size(), kMaxSlotBytes));
+      int slot = driver_->register_memory(piece);
+      if (slot < 0) {
+        error = -slot;
+        break;
+      }
+      slots.push_back(slot);
+      slots_.push_back({piece.data(), piece.data() + piece.size(), slot});
+      memory = memory.subspan(piece.size());
+    }
+  });
+  if (error == 0) return slots;
+  unregister_memory(slots);
+  // Back ends without such a thing say EOPNOTSUPP: nothing to tell. The others
+  // say it once.
+  bool told = error == EOPNOTSUPP || told_unregistered_.exchange(true);
+  LogLevel level = told ? LogLevel::kDebug : LogLevel::kWarning;
+  log(level, "io: transfers run without registered memory: %s%s",
+      Status::system("register", "memory", error).text().c_str(),
+      error == ENOMEM ? "; raise RLIMIT_MEMLOCK (ulimit -l)" : "");
+  return {};
+}
+
+void Pump::unregister_memory(const std::vector<int>& slots) {
+  if (slots.empty()) return;
+  call([&] {
+    for (int slot : slots) {
+      driver_->unregister_memory(slot);
+      std::erase_if(slots_, [&](const Slot& s) { return s.slot == slot; });
+    }
+  });
+}
+
+void Pump::run() {
+  std::vector<RawOp*> finished;
+  for (int i = 0; i < options_.depth; ++i) {
+    blocks_.push_back(std::make_unique<Block>());
+    free_blocks_.push_back(blocks_.back().get());
+  }
+  while (true) {
+    bool stopping = take_incoming();
+    if (stopping) cancel_queue();
+    issue_blocks();
+    if (stopping && free_blocks_.size() == blocks_.size()) break;
+    finished.clear();
+    driver_->collect(finished, kForever);
+    ++counters_.turns;
+    for (RawOp* op : finished) complete(static_cast<Block*>(op));
+  }
+}
+
+// Moves what others have put down to this thread's side, until there is nothing
+// left and the next submission must wake it; true when stopping.
+bool Pump::take_incoming() {
+  std::vector<std::shared_ptr<RequestState>> requests;
+  std::vector<std::function<void()>> actions;
+  while (true) {
+    {
+      MutexLock lock(mutex_);
+      if (incoming_.empty() && actions_.empty()) {
+        sleeping_ = !stopping_;
+        return stopping_;
+      }
+      requests.swap(incoming_);
+      actions.swap(actions_);
+    }
+    for (auto& request : requests) admit(std::move(request));
+    for (auto& action : actions) action();
+    requests.clear();
+    actions.clear();
+  }
+}
+
+// A sync first waits for the writes to its file that came before it.
+void Pump::admit(std::shared_ptr<RequestState> request) {
+  if (request->operation == Operation::kWrite) writes_.insert(request.get());
+  if (request->operation == Operation::kSync) {
+    for (RequestState* write : writes_) {
+      if (write->file != request->file) continue;
+      write->syncs.push_back(request);
+      ++request->blocked_by;
+    }
+    if (request->blocked_by > 0) return;
+  }
+  queue_.push_back(std::move(request));
+}
+
+void Pump::issue_blocks() {
+  while (!queue_.empty() && !free_blocks_.empty()) {
+    std::shared_ptr<RequestState> request = queue_.front();
+    if (!request->status.ok()) {  // a block failed: the rest is not started
+      queue_.pop_front();
+      request->issued = request->bytes;
+      if (request->blocks == 0) end_request(request);
+      continue;
+    }
+    issue(request);
+    if (request->issued == request->bytes) queue_.pop_front();
+  }
+}
+
+void Pump::issue(std::shared_ptr<RequestState> request) {
+  Block* block = free_blocks_.back();
+  free_blocks_.pop_back();
+  RequestState& from = *request;
+  block->kind = from.operation;
+  block->file = from.file->opened.file;
+  block->offset = from.offset + from.issued;
+  block->data = from.data + from.issued;
+  block->bytes =
+      from.operation == Operation::kSync
+          ? 0
+          : next_block_bytes(block->offset, block->data,
+                             from.bytes - from.issued, options_.block_bytes);
+  block->wanted = block->bytes;
+  block->begin = block->offset;
+  block->retries = 0;
+  block->slot = slot_of(block->data, block->bytes);
+  from.issued += block->bytes;
+  ++from.blocks;
+  block->request = std::move(request);
+  start_block(block);
+}
+
+void Pump::start_block(Block* block) {
+  block->direct = block->request->file->opened.direct && aligned(*block);
+  ++counters_.blocks;
+  if (!block->direct && block->bytes > 0) ++counters_.buffered_blocks;
+  driver_->start(block);
+}
+
+int Pump::slot_of(const std::byte* data, std::size_t bytes) const {
+  for (const Slot& slot : slots_) {
+    if (data >= slot.begin && data + bytes <= slot.end) return slot.slot;
+  }
+  return -1;
+}
+
+void Pump::complete(Block* block) {
+  if (block->kind != Operation::kSync && continue_block(block)) return;
+  RequestState& request = *block->request;
+  bool failed = block->result < 0 || block->bytes > 0;
+  // The first error stands; a shutdown's cancellation counts as one.
+  if (failed && request.status.ok()) {
+    Transfer transfer{
+        .operation = operation_name(block->kind),
+        .path = request.file->path,
+        .offset = block->begin,
+        .wanted = block->wanted,
+        .got = block->wanted - block->bytes,
+        .errnum = static_cast<int>(-std::min<std::int64_t>(block->result, 0))};
+    request.status =
+        block->kind == Operation::kSync
+            ? Status::system("sync", request.file->path, transfer.errnum)
+            : transfer.failed();
+  }
+  end_block(block);
+}
+
+// Counts what was moved; true when the block went back to the driver for the
+// rest of it.
+bool Pump::continue_block(Block* block) {
+  bool again = block->result == -EINTR || block->result == -EAGAIN;
+  if (again && ++block->retries <= kMaxRetries) {
+    ++counters_.retried;
+    if (block->retries > kRetriesAtOnce) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    start_block(block);
+    return true;
+  }
+  if (block->result <= 0) return false;
+  auto moved = std::min(static_cast<std::size_t>(block->result), block->bytes);
+  (block->kind == Operation::kRead ? counters_.bytes_read
+                                   : counters_.bytes_written) += moved;
+  block->offset += moved;
+  block->data += moved;
+  block->bytes -= moved;
+  block->retries = 0;
+  if (block->bytes == 0) return false;
+  ++counters_.continued;
+  start_block(block);
+  return true;
+}
+
+void Pump::end_block(Block* block) {
+  std::shared_ptr<RequestState> request = std::move(block->request);
+  free_blocks_.push_back(block);
+  --request->blocks;
+  bool all_issued = request->issued == request->bytes;
+  // A failed request that is still queued is ended by issue_blocks().
+  if (request->blocks == 0 && all_issued) end_request(request);
+}
+
+void Pump::end_request(const std::shared_ptr<RequestState>& request) {
+  writes_.erase(request.get());
+  for (std::shared_ptr<RequestState>& sync : request->syncs) {
+    if (--sync->blocked_by == 0) queue_.push_front(std::move(sync));
+  }
+  request->syncs.clear();
+  FileState& file = *request->file;
+  Status outcome = std::move(request->status);
+  request->finish(std::move(outcome));
+  if (--file.pending == 0) file.pending.notify_all();
+  MutexLock lock(mutex_);
+  if (--pending_ == 0) idle_.notify_all();
+}
+
+void Pump::cancel_queue() {
+  while (!queue_.empty()) {
+    std::shared_ptr<RequestState> request = std::move(queue_.front());
+    queue_.pop_front();
+    if (request->status.ok()) {
+      request->status = Status::error(
+          Code::kCancelled, strf("%s %s: given up, the Io is shut down",
+                                 operation_name(request->operation).data(),
+                                 request->file->path.c_str()));
+    }
+    request->issued = request->bytes;
+    if (request->blocks == 0) end_request(request);
+  }
+}
+
+}  // namespace zinf::io::detail

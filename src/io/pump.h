@@ -1,0 +1,145 @@
+// The queue behind an Io: one thread that cuts requests into blocks, keeps the
+// driver full, checks every completion and finishes requests.
+//
+// Life of a request: submit() puts it into `incoming_`; the pump's thread moves
+// it to `queue_`, issues its blocks in order as places become free, and when
+// its last block is back stores the outcome and wakes whoever waits.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <vector>
+
+#include "src/base/mutex.h"
+#include "src/io/driver.h"
+#include "zinf/io.h"
+
+namespace zinf::io::detail {
+
+struct FileState {
+  std::shared_ptr<Pump> pump;
+  std::string path;
+  OpenedFile opened;
+  bool open = true;              // touched by the owner of the File only
+  std::atomic<int> pending = 0;  // requests that are not done
+};
+
+struct RequestState {
+  // Const after submission.
+  Operation operation = Operation::kRead;
+  std::shared_ptr<FileState> file;
+  std::uint64_t offset = 0;
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+
+  // The pump's thread only.
+  std::size_t issued = 0;  // bytes handed out in blocks
+  int blocks = 0;          // with the driver
+  int blocked_by = 0;      // a sync: earlier writes that are not done
+  std::vector<std::shared_ptr<RequestState>> syncs;  // that wait for this write
+
+  // Written by the pump's thread before `done`, read by others after it.
+  Status status;
+  std::atomic<std::uint32_t> done = 0;
+
+  bool seen = false;  // the owner of the Request has asked for the status
+
+  void finish(Status outcome);
+  void wait() const;
+};
+
+class Pump {
+ public:
+  static Result<std::shared_ptr<Pump>> create(const Options& options);
+  ~Pump();
+
+  const Options& options() const { return options_; }
+  Backend backend() const { return backend_; }
+  const std::string& reason() const { return reason_; }
+  Stats stats() const;
+
+  void submit(std::shared_ptr<RequestState> request);
+  void drain();
+  void shutdown();
+
+  Result<OpenedFile> open(const std::string& path, const OpenOptions& options);
+  void close(FileState& file);
+  Status remove(const std::string& path);
+  std::vector<int> register_memory(std::span<std::byte> memory);
+  void unregister_memory(const std::vector<int>& slots);
+
+ private:
+  struct Block : RawOp {
+    std::shared_ptr<RequestState> request;
+    std::size_t wanted = 0;  // of the whole block; offset and data move on
+    std::uint64_t begin = 0;
+    int retries = 0;
+  };
+  struct Slot {
+    const std::byte* begin;
+    const std::byte* end;
+    int slot;
+  };
+
+  explicit Pump(const Options& options) : options_(options) {}
+
+  Status start();
+  Status choose_driver();
+  void run();
+  bool call(const std::function<void()>& action);
+  void wake_locked() ZINF_REQUIRES(mutex_);
+
+  // On the pump's thread.
+  bool take_incoming();
+  void admit(std::shared_ptr<RequestState> request);
+  void issue_blocks();
+  void issue(std::shared_ptr<RequestState> request);
+  void start_block(Block* block);
+  void complete(Block* block);
+  bool continue_block(Block* block);
+  void end_block(Block* block);
+  void end_request(const std::shared_ptr<RequestState>& request);
+  void cancel_queue();
+  int slot_of(const std::byte* data, std::size_t bytes) const;
+
+  // Const after start().
+  const Options options_;
+  Backend backend_ = Backend::kAuto;
+  std::string reason_;
+  std::thread thread_;
+
+  // The pump's thread only.
+  std::unique_ptr<Driver> driver_;
+  std::deque<std::shared_ptr<RequestState>> queue_;  // with blocks to issue
+  std::unordered_set<RequestState*> writes_;         // admitted, not done
+  std::vector<std::unique_ptr<Block>> blocks_;       // all, free or in flight
+  std::vector<Block*> free_blocks_;
+  std::vector<Slot> slots_;
+
+  struct Counters {
+    std::atomic<std::uint64_t> bytes_read = 0;
+    std::atomic<std::uint64_t> bytes_written = 0;
+    std::atomic<std::uint64_t> blocks = 0;
+    std::atomic<std::uint64_t> buffered_blocks = 0;
+    std::atomic<std::uint64_t> continued = 0;
+    std::atomic<std::uint64_t> retried = 0;
+    std::atomic<std::uint64_t> turns = 0;
+  };
+  Counters counters_;
+  std::atomic<bool> told_unregistered_ = false;
+
+  mutable Mutex mutex_;
+  CondVar idle_;
+  std::vector<std::shared_ptr<RequestState>> incoming_ ZINF_GUARDED_BY(mutex_);
+  std::vector<std::function<void()>> actions_ ZINF_GUARDED_BY(mutex_);
+  std::size_t pending_ ZINF_GUARDED_BY(mutex_) = 0;  // submitted, not done
+  bool sleeping_ ZINF_GUARDED_BY(mutex_) = false;
+  bool stopping_ ZINF_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace zinf::io::detail
