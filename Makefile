@@ -1,0 +1,48 @@
+# The two commands: `make demo` and `make test`. Each installs what it needs.
+.PHONY: help setup demo test test-all lint format bench dev asan tsan wheel clean
+
+help:
+	@echo "make demo     set up, then run the main job"
+	@echo "make test     set up, then run every test"
+	@echo "make setup    system packages, .venv with torch, build, install into .venv"
+	@echo "make lint     formatting, naming, layers, headers, clang-tidy, ruff"
+	@echo "make format   rewrite sources in the project's format"
+	@echo "make bench    the benchmarks of bench/ (several minutes, quiet machine)"
+	@echo "make dev      quick torch-free debug build and its tests"
+	@echo "make asan | tsan   the core's tests under sanitizers"
+	@echo "make wheel    a Python wheel in dist/"
+	@echo "make clean    remove build/ (keeps .venv)"
+
+setup:
+	@scripts/setup.sh
+
+demo: setup
+	@scripts/demo.sh
+
+test: setup
+	@scripts/test.sh
+
+test-all: setup
+	@scripts/test.sh --all
+
+lint:
+	@scripts/setup.sh --lint
+	@scripts/lint.sh
+
+format:
+	@scripts/setup.sh --lint
+	@scripts/format.sh
+
+bench: setup
+	@scripts/bench.sh
+
+dev asan tsan:
+	@cmake --preset $@ > /dev/null
+	@cmake --build --preset $@
+	@ctest --test-dir build/$@ -j2 --output-on-failure
+
+wheel: setup
+	@.venv/bin/pip wheel --no-build-isolation --no-deps -w dist .
+
+clean:
+	rm -rf build dist

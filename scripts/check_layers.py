@@ -1,0 +1,78 @@
+"""Checks the arrows of docs/architecture.md: who may include whose headers.
+
+Public headers (zinf/x.h) belong to the folder that implements them.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+# Folder -> folders it may include, besides itself.
+ALLOWED = {
+    "src/base": set(),
+    "src/io": {"src/base"},
+    "src/mem": {"src/base"},
+    "src/optim": {"src/base"},
+    "cli": {"src/base", "src/io", "src/mem", "src/optim"},
+    "adapters/torch": {"src/base", "src/io", "src/mem", "src/optim"},
+    "python/src": {"src/base", "adapters/torch", "src/optim"},
+}
+
+# Which folder a public header belongs to.
+PUBLIC = {
+    "src/base": {"bytes", "log", "machine", "status", "thread_pool", "version"},
+    "src/io": {"disk", "io", "io_bench"},
+    "src/mem": {"arena", "budget", "slab"},
+    "src/optim": {"adam"},
+}
+# What only these folders may include.
+FENCED = {
+    r"^(torch|ATen|c10|pybind11)/": ("adapters/torch", "python/src"),
+    r"^liburing\.h": ("src/io",),
+}
+
+
+def folder_of(path: str) -> str | None:
+    return next((f for f in ALLOWED if path.startswith(f + "/")), None)
+
+
+def owner_of(header: str) -> str | None:
+    if match := re.match(r"zinf/(\w+)\.h$", header):
+        return next((f for f, names in PUBLIC.items() if match[1] in names), "?")
+    return folder_of(header)
+
+
+def problems_in(path: str) -> list[str]:
+    folder = folder_of(path)
+    problems = []
+    for line in pathlib.Path(path).read_text().splitlines():
+        match = re.match(r'#include [<"]([^>"]+)[>"]', line)
+        if not match or folder is None:
+            continue
+        header = match[1]
+        owner = owner_of(header)
+        if owner == "?":
+            problems.append(f"{path}: {header} is in no folder's list of public headers")
+        elif owner and owner != folder and owner not in ALLOWED[folder]:
+            problems.append(f"{path}: {folder} may not include {header} of {owner}")
+        for pattern, folders in FENCED.items():
+            if re.match(pattern, header) and folder not in folders:
+                problems.append(f"{path}: {header} belongs to {' and '.join(folders)} alone")
+    return problems
+
+
+def main() -> int:
+    command = ["git", "ls-files", "-co", "--exclude-standard", "*.h", "*.cpp"]
+    files = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    for header in (f for f in files if f.startswith("include/zinf/")):
+        if owner_of(header.removeprefix("include/")) == "?":
+            print(f"{header}: say in scripts/check_layers.py which folder it belongs to")
+            return 1
+    problems = [p for path in files for p in problems_in(path)]
+    print("\n".join(problems), end="\n" if problems else "")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
