@@ -77,7 +77,7 @@ Result<io::Bench> make_bench(const BenchArguments& args) {
 Status measure(io::Bench& bench, const BenchArguments& args,
                std::vector<Measured>& wanted) {
   int threads = std::min(args.depth, kPlainThreads);
-  std::uint64_t total = 2 * kPasses * wanted.size();
+  std::uint64_t total = std::uint64_t{2} * kPasses * wanted.size();
   Progress progress("measuring", total, Progress::Unit::kSteps);
   std::uint64_t done = 0;
   for (int pass = 0; pass < kPasses; ++pass) {

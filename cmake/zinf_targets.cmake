@@ -25,11 +25,10 @@ endif()
 
 # Warnings for our own code; includes are written from the project's root.
 add_library(zinf_options INTERFACE)
-target_compile_options(zinf_options INTERFACE -Wall -Wextra -Wshadow=local
-                                              -Werror)
-if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
-  target_compile_options(zinf_options INTERFACE -Wthread-safety)
-endif()
+target_compile_options(
+  zinf_options INTERFACE -Wall -Wextra -Werror
+                         $<$<CXX_COMPILER_ID:GNU>:-Wshadow=local>
+                         $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>)
 target_include_directories(zinf_options INTERFACE ${PROJECT_SOURCE_DIR}
                                                   ${PROJECT_SOURCE_DIR}/include)
 

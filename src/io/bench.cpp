@@ -181,9 +181,11 @@ class Bench::Impl {
     };
     // The free half of the memory has room for so many blocks.
     auto room = static_cast<int>(kSlots * request_bytes_ / block);
+    int count = std::min(threads, room);
     std::vector<std::thread> workers;
+    workers.reserve(static_cast<std::size_t>(count));
     Stopwatch watch;
-    for (int i = 0; i < std::min(threads, room); ++i) {
+    for (int i = 0; i < count; ++i) {
       workers.emplace_back(work, static_cast<std::size_t>(i));
     }
     for (std::thread& worker : workers) worker.join();
