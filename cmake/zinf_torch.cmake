@@ -30,7 +30,7 @@ function(zinf_import_torch target library)
     ${target}
     PROPERTIES
       IMPORTED_LOCATION ${ZINF_TORCH_DIR}/lib/lib${library}.so
-      INTERFACE_SYSTEM_INCLUDE_DIRECTORIES
+      INTERFACE_INCLUDE_DIRECTORIES
       "${ZINF_TORCH_DIR}/include;${ZINF_TORCH_DIR}/include/torch/csrc/api/include")
 endfunction()
 zinf_import_torch(torch::c10 c10)
