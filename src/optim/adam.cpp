@@ -100,14 +100,14 @@ AdamScalars adam_scalars(const AdamOptions& options, const AdamStep& step) {
   double correction1 = 1 - std::pow(options.beta1, t);
   double correction2 = 1 - std::pow(options.beta2, t);
   bool coupled = options.decay == WeightDecay::kL2;
+  // Fused in torch's binary; 1 pair of lr and weight_decay in 2^29 tells.
+  double decay = std::fma(-options.lr, options.weight_decay, 1.0);
   auto lerp_weight = static_cast<float>(1 - options.beta1);
   bool lerp_from_grad = lerp_weight >= 0.5F;
   return {
       .inverse_scale = step.inverse_scale,
       .clip = options.maximize ? -step.clip : step.clip,
-      .decay = coupled
-                   ? 1.0F
-                   : static_cast<float>(1 - options.lr * options.weight_decay),
+      .decay = coupled ? 1.0F : static_cast<float>(decay),
       .l2 = coupled ? static_cast<float>(options.weight_decay) : 0.0F,
       .lerp_weight = lerp_from_grad ? lerp_weight - 1 : lerp_weight,
       .lerp_from_grad = lerp_from_grad,
