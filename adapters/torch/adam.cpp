@@ -1,0 +1,125 @@
+#include "adapters/torch/adam.h"
+
+#include <ATen/Version.h>
+
+#include <string>
+#include <vector>
+
+#include "src/base/strf.h"
+
+namespace zinf {
+namespace {
+
+Status refuse(const char* name, const std::string& problem) {
+  return Status::error(Code::kInvalid,
+                       strf("Adam: %s %s", name, problem.c_str()));
+}
+
+Status check_tensor(const char* name, const at::Tensor& tensor) {
+  if (!tensor.defined()) return refuse(name, "is missing");
+  if (tensor.layout() != at::kStrided) {
+    return refuse(name, "must be dense, it is sparse");
+  }
+  if (!tensor.is_cpu()) {
+    return refuse(name,
+                  "must be on the CPU, it is on " + tensor.device().str());
+  }
+  if (!tensor.is_contiguous()) {
+    return refuse(name, "must be contiguous: call .contiguous()");
+  }
+  return {};
+}
+
+// The tensor's memory, when it has this dtype and as many elements as the
+// weight.
+Result<void*> memory_of(const char* name, const at::Tensor& tensor,
+                        at::ScalarType dtype, std::int64_t numel) {
+  ZINF_TRY(check_tensor(name, tensor));
+  if (tensor.scalar_type() != dtype) {
+    return refuse(name, strf("must be %s, it is %s", c10::toString(dtype),
+                             c10::toString(tensor.scalar_type())));
+  }
+  if (tensor.numel() != numel) {
+    return refuse(name, strf("has %lld elements, the weight has %lld",
+                             static_cast<long long>(tensor.numel()),
+                             static_cast<long long>(numel)));
+  }
+  return tensor.data_ptr();
+}
+
+Result<Dtype> dtype_of(const char* name, const at::Tensor& tensor) {
+  ZINF_TRY(check_tensor(name, tensor));
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return Dtype::kFloat32;
+    case at::kBFloat16:
+      return Dtype::kBFloat16;
+    case at::kHalf:
+      return Dtype::kFloat16;
+    default:
+      return refuse(name, strf("must be float32, bfloat16 or float16, it is %s",
+                               c10::toString(tensor.scalar_type())));
+  }
+}
+
+}  // namespace
+
+std::size_t torch_remainder(std::size_t numel) {
+  static const std::size_t kLanes =
+      at::get_cpu_capability() == "AVX512" ? 16 : 8;
+  return numel % kLanes;
+}
+
+Result<AdamBuffers> adam_buffers(const AdamTensors& tensors) {
+  AdamBuffers buffers;
+  ZINF_ASSIGN(buffers.weight_dtype, dtype_of("weight", tensors.weight));
+  ZINF_ASSIGN(buffers.grad_dtype, dtype_of("grad", tensors.grad));
+  std::int64_t numel = tensors.weight.numel();
+  buffers.count = static_cast<std::size_t>(numel);
+  buffers.weight = tensors.weight.data_ptr();
+  ZINF_ASSIGN(buffers.grad, memory_of("grad", tensors.grad,
+                                      tensors.grad.scalar_type(), numel));
+  ZINF_ASSIGN(void* exp_avg,
+              memory_of("exp_avg", tensors.exp_avg, at::kFloat, numel));
+  ZINF_ASSIGN(void* exp_avg_sq,
+              memory_of("exp_avg_sq", tensors.exp_avg_sq, at::kFloat, numel));
+  buffers.exp_avg = static_cast<float*>(exp_avg);
+  buffers.exp_avg_sq = static_cast<float*>(exp_avg_sq);
+  if (tensors.master) {
+    ZINF_ASSIGN(void* master,
+                memory_of("master", *tensors.master, at::kFloat, numel));
+    buffers.master = static_cast<float*>(master);
+  }
+  if (tensors.low) {
+    ZINF_ASSIGN(void* low, memory_of("low", *tensors.low, at::kUInt16, numel));
+    buffers.low = static_cast<std::uint16_t*>(low);
+  }
+  return buffers;
+}
+
+Status adam_update(const AdamOptions& options, const AdamStep& step,
+                   const AdamTensors& tensors, ThreadPool* pool,
+                   double* grad_squares) {
+  ZINF_ASSIGN(AdamBuffers buffers, adam_buffers(tensors));
+  buffers.remainder = torch_remainder(buffers.count);
+  std::vector<double> sums;
+  if (grad_squares != nullptr) {
+    sums.resize(num_sum_blocks(buffers.count));
+    buffers.block_sums = sums;
+  }
+  ZINF_TRY(adam_update(options, step, buffers, pool));
+  if (grad_squares != nullptr) *grad_squares = total(sums);
+  return {};
+}
+
+Result<double> sum_of_squares(const at::Tensor& grad, float inverse_scale,
+                              ThreadPool* pool) {
+  ZINF_ASSIGN(Dtype dtype, dtype_of("grad", grad));
+  auto numel = static_cast<std::size_t>(grad.numel());
+  std::vector<double> sums(num_sum_blocks(numel));
+  ZINF_TRY(sum_of_squares(dtype, grad.const_data_ptr(), numel, inverse_scale,
+                          sums, pool));
+  return total(sums);
+}
+
+}  // namespace zinf

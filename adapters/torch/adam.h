@@ -1,0 +1,46 @@
+// Adam on torch tensors: checks them and hands their memory to zinf/adam.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "zinf/adam.h"
+#include "zinf/status.h"
+
+namespace zinf {
+
+class ThreadPool;
+
+// Dense, contiguous CPU tensors with equal numbers of elements. The gradient
+// may be float32, bfloat16 or float16 whatever the weight is.
+struct AdamTensors {
+  at::Tensor weight;  // float32, bfloat16 or float16
+  at::Tensor grad;
+  at::Tensor exp_avg;                // float32
+  at::Tensor exp_avg_sq;             // float32
+  std::optional<at::Tensor> master;  // float32, for a narrow weight
+  std::optional<at::Tensor> low;     // uint16, for a bfloat16 weight instead
+};
+
+// How many last elements of a tensor torch's fused Adam treats in its remainder
+// loop on this CPU: see [Note: torch's bits] in zinf/adam.h.
+std::size_t torch_remainder(std::size_t numel);
+
+// kInvalid names the tensor and what is wrong with it. The buffers live as long
+// as the tensors' storages.
+Result<AdamBuffers> adam_buffers(const AdamTensors& tensors);
+
+// One update of the whole tensors, with torch's bits in the remainder too.
+// Where `grad_squares` points receives the sum of squares of the unscaled, not
+// yet clipped gradient; null costs nothing.
+Status adam_update(const AdamOptions& options, const AdamStep& step,
+                   const AdamTensors& tensors, ThreadPool* pool,
+                   double* grad_squares = nullptr);
+
+// The sum of squares alone.
+Result<double> sum_of_squares(const at::Tensor& grad, float inverse_scale,
+                              ThreadPool* pool);
+
+}  // namespace zinf

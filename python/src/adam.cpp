@@ -1,0 +1,100 @@
+// zinf/adam.h in Python.
+#include "adapters/torch/adam.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <optional>
+#include <string>
+
+#include "adapters/torch/error.h"
+#include "python/src/bindings.h"
+#include "src/base/strf.h"
+#include "zinf/thread_pool.h"
+
+namespace py = pybind11;
+
+namespace zinf {
+namespace {
+
+constexpr const char* kUpdateDoc =
+    R"(One Adam step on CPU tensors, in place. decay is "decoupled" (AdamW) or
+"l2" (Adam). A bfloat16 or float16 weight needs its float32 `master`; a bfloat16
+weight may have the uint16 `low` half of it instead. `step` is 1 at the first
+update. With sum_squares=True the result is the sum of squares of the unscaled,
+not yet clipped gradient, otherwise None.)";
+
+WeightDecay parse_decay(const std::string& name) {
+  if (name == "decoupled") return WeightDecay::kDecoupled;
+  if (name == "l2") return WeightDecay::kL2;
+  throw Error(Status::error(
+      Code::kInvalid,
+      strf("decay is \"%s\", must be \"decoupled\" or \"l2\"", name.c_str())));
+}
+
+std::optional<double> py_adam_update(
+    const at::Tensor& weight, const at::Tensor& grad, const at::Tensor& exp_avg,
+    const at::Tensor& exp_avg_sq, std::int64_t step, double lr, double beta1,
+    double beta2, double eps, double weight_decay, const std::string& decay,
+    bool maximize, bool amsgrad, float inverse_scale, float clip,
+    const std::optional<at::Tensor>& master,
+    const std::optional<at::Tensor>& low, ThreadPool* pool, bool sum_squares) {
+  AdamOptions options = {.lr = lr,
+                         .beta1 = beta1,
+                         .beta2 = beta2,
+                         .eps = eps,
+                         .weight_decay = weight_decay,
+                         .decay = parse_decay(decay),
+                         .maximize = maximize,
+                         .amsgrad = amsgrad};
+  AdamTensors tensors = {weight, grad, exp_avg, exp_avg_sq, master, low};
+  double squares = 0;
+  py::gil_scoped_release release;
+  throw_if_error(adam_update(
+      options, {.step = step, .inverse_scale = inverse_scale, .clip = clip},
+      tensors, pool, sum_squares ? &squares : nullptr));
+  if (!sum_squares) return std::nullopt;
+  return squares;
+}
+
+}  // namespace
+
+void bind_adam(py::module_& module) {
+  py::class_<ThreadPool>(module, "ThreadPool")
+      .def(py::init([](int threads) {
+             if (threads < 1) {
+               throw Error(Status::error(
+                   Code::kInvalid,
+                   strf("threads is %d, must be at least 1", threads)));
+             }
+             return std::make_unique<ThreadPool>(threads);
+           }),
+           py::arg("threads"))
+      .def_property_readonly("threads", &ThreadPool::threads);
+
+  AdamOptions defaults;
+  module.def("adam_update", py_adam_update, kUpdateDoc, py::arg("weight"),
+             py::arg("grad"), py::arg("exp_avg"), py::arg("exp_avg_sq"),
+             py::kw_only(), py::arg("step"), py::arg("lr") = defaults.lr,
+             py::arg("beta1") = defaults.beta1,
+             py::arg("beta2") = defaults.beta2, py::arg("eps") = defaults.eps,
+             py::arg("weight_decay") = defaults.weight_decay,
+             py::arg("decay") = "decoupled", py::arg("maximize") = false,
+             py::arg("amsgrad") = false, py::arg("inverse_scale") = 1.0F,
+             py::arg("clip") = 1.0F, py::arg("master") = py::none(),
+             py::arg("low") = py::none(), py::arg("pool") = py::none(),
+             py::arg("sum_squares") = false);
+
+  module.def(
+      "sum_of_squares",
+      [](const at::Tensor& grad, float inverse_scale, ThreadPool* pool) {
+        py::gil_scoped_release release;
+        Result<double> sum = sum_of_squares(grad, inverse_scale, pool);
+        throw_if_error(sum.status());
+        return sum.value();
+      },
+      "The sum of squares of the unscaled gradient, in float64.",
+      py::arg("grad"), py::kw_only(), py::arg("inverse_scale") = 1.0F,
+      py::arg("pool") = py::none());
+}
+
+}  // namespace zinf

@@ -1,0 +1,10 @@
+// One function per binding file, each fills its part of the module.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace zinf {
+
+void bind_adam(pybind11::module_& module);
+
+}  // namespace zinf
