@@ -110,7 +110,7 @@ AdamScalars adam_scalars(const AdamOptions& options, const AdamStep& step) {
       .decay = coupled ? 1.0F : static_cast<float>(decay),
       .l2 = coupled ? static_cast<float>(options.weight_decay) : 0.0F,
       .lerp_weight = lerp_from_grad ? lerp_weight - 1 : lerp_weight,
-      .lerp_from_grad = lerp_from_grad,
+      .lerp = lerp_from_grad ? Lerp::kFromGrad : Lerp::kFromAverage,
       .beta2 = static_cast<float>(options.beta2),
       .one_minus_beta2 = static_cast<float>(1 - options.beta2),
       .sqrt_correction2 = static_cast<float>(std::sqrt(correction2)),

@@ -20,8 +20,10 @@ namespace zinf {
 
 inline constexpr std::uint32_t kCanonicalNan = 0x7FC00000;
 
-ZINF_INLINE bool is_nan_bits(std::uint32_t bits) {
-  return (bits & 0x7FFFFFFFU) > 0x7F800000U;
+// a < b for numbers below 2^31: vector units before AVX-512 compare signed
+// integers only.
+ZINF_INLINE bool less(std::uint32_t a, std::uint32_t b) {
+  return static_cast<std::int32_t>(a) < static_cast<std::int32_t>(b);
 }
 
 // `condition ? yes : no` as bit operations: g++ turns nested ternaries into
@@ -36,7 +38,7 @@ ZINF_INLINE std::uint32_t select(bool condition, std::uint32_t yes,
 // the compiler chose; one NaN for all makes results independent of it.
 ZINF_INLINE float canonical(float x) {
   std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
-  return std::bit_cast<float>(select(is_nan_bits(bits), kCanonicalNan, bits));
+  return std::bit_cast<float>(select(x != x, kCanonicalNan, bits));
 }
 
 ZINF_INLINE float bf16_to_float(std::uint16_t half) {
@@ -80,7 +82,7 @@ ZINF_INLINE float fp16_to_float(std::uint16_t half) {
   bits = select(exponent == kExponent, 0x7F800000U, bits);
   bits |= (half & 0x8000U) << 16;
   return std::bit_cast<float>(
-      select(magnitude > kExponent, kCanonicalNan, bits));
+      select(less(kExponent, magnitude), kCanonicalNan, bits));
 }
 
 ZINF_INLINE std::uint16_t float_to_fp16(float x) {
@@ -96,11 +98,16 @@ ZINF_INLINE std::uint16_t float_to_fp16(float x) {
   std::uint32_t subnormal =
       std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) -
       std::bit_cast<std::uint32_t>(0.5F);
-  std::uint32_t half = select(magnitude < kSmallestNormal, subnormal, normal);
-  half = select(magnitude >= kOverflow, 0x7C00U, half);
+  std::uint32_t half =
+      select(less(magnitude, kSmallestNormal), subnormal, normal);
+  half = select(less(magnitude, kOverflow), half, 0x7C00U);
   half |= (bits >> 16) & 0x8000U;
-  return static_cast<std::uint16_t>(select(is_nan_bits(bits), 0x7E00U, half));
+  return static_cast<std::uint16_t>(select(x != x, 0x7E00U, half));
 }
+
+// Where torch's lerp starts: it goes the shorter way, beta1 <= 0.5 from the
+// gradient.
+enum class Lerp : std::uint8_t { kFromAverage, kFromGrad };
 
 // The step's numbers, computed in double and rounded to float once.
 struct AdamScalars {
@@ -109,7 +116,7 @@ struct AdamScalars {
   float decay;
   float l2;
   float lerp_weight;
-  bool lerp_from_grad;
+  Lerp lerp;
   float beta2;
   float one_minus_beta2;
   float sqrt_correction2;
@@ -126,7 +133,7 @@ struct AdamElement {
 // How exp_avg_sq is rounded: as torch's vector loop or as its remainder loop.
 enum class Rounding : std::uint8_t { kBody, kRemainder };
 
-template <WeightDecay kDecay, Rounding kRounding = Rounding::kBody>
+template <WeightDecay kDecay, Lerp kLerp, Rounding kRounding = Rounding::kBody>
 ZINF_INLINE AdamElement adam_element(AdamElement old, float grad,
                                      const AdamScalars& s) {
   float g = grad * s.inverse_scale * s.clip;
@@ -136,9 +143,7 @@ ZINF_INLINE AdamElement adam_element(AdamElement old, float grad,
   } else {
     weight = weight * s.decay;
   }
-  float lerp_base = std::bit_cast<float>(
-      select(s.lerp_from_grad, std::bit_cast<std::uint32_t>(g),
-             std::bit_cast<std::uint32_t>(old.exp_avg)));
+  float lerp_base = kLerp == Lerp::kFromGrad ? g : old.exp_avg;
   float exp_avg = std::fma(s.lerp_weight, g - old.exp_avg, lerp_base);
   float scaled = s.one_minus_beta2 * g;
   float exp_avg_sq = kRounding == Rounding::kBody

@@ -14,7 +14,7 @@ ZINF_INLINE float load_grad(const void* grad, std::size_t i) {
 }
 
 // The pointers are parameters because compilers trust __restrict only there.
-template <Dtype kGrad, Format kFormat, WeightDecay kDecay>
+template <Dtype kGrad, Format kFormat, WeightDecay kDecay, Lerp kLerp>
 ZINF_TARGET void update_loop(const void* __restrict grad,
                              void* __restrict weight, float* __restrict master,
                              std::uint16_t* __restrict low,
@@ -32,8 +32,8 @@ ZINF_TARGET void update_loop(const void* __restrict grad,
     } else {
       old = master[i];
     }
-    AdamElement next = adam_element<kDecay>({old, exp_avg[i], exp_avg_sq[i]},
-                                            load_grad<kGrad>(grad, i), s);
+    AdamElement next = adam_element<kDecay, kLerp>(
+        {old, exp_avg[i], exp_avg_sq[i]}, load_grad<kGrad>(grad, i), s);
     exp_avg[i] = next.exp_avg;
     exp_avg_sq[i] = next.exp_avg_sq;
     if constexpr (kFormat == Format::kFloat32) {
@@ -52,9 +52,11 @@ ZINF_TARGET void update_loop(const void* __restrict grad,
 
 template <Dtype kGrad, Format kFormat, WeightDecay kDecay>
 void update(const UpdateArgs& a) {
-  update_loop<kGrad, kFormat, kDecay>(a.grad, a.weight, a.master, a.low,
-                                      a.exp_avg, a.exp_avg_sq, a.count,
-                                      *a.scalars);
+  auto* loop = a.scalars->lerp == Lerp::kFromGrad
+                   ? update_loop<kGrad, kFormat, kDecay, Lerp::kFromGrad>
+                   : update_loop<kGrad, kFormat, kDecay, Lerp::kFromAverage>;
+  loop(a.grad, a.weight, a.master, a.low, a.exp_avg, a.exp_avg_sq, a.count,
+       *a.scalars);
 }
 
 template <Dtype kGrad>

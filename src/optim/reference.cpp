@@ -7,20 +7,30 @@ namespace {
 
 using ElementFn = AdamElement (*)(AdamElement, float, const AdamScalars&);
 
-template <WeightDecay kDecay, Rounding kRounding>
-AdamElement element(AdamElement old, float grad, const AdamScalars& scalars) {
-  return adam_element<kDecay, kRounding>(old, grad, scalars);
+template <WeightDecay kDecay, Lerp kLerp>
+ElementFn by_rounding(Rounding rounding) {
+  if (rounding == Rounding::kBody) {
+    return [](AdamElement old, float grad, const AdamScalars& scalars) {
+      return adam_element<kDecay, kLerp, Rounding::kBody>(old, grad, scalars);
+    };
+  }
+  return [](AdamElement old, float grad, const AdamScalars& scalars) {
+    return adam_element<kDecay, kLerp, Rounding::kRemainder>(old, grad,
+                                                             scalars);
+  };
 }
 
-ElementFn element_fn(WeightDecay decay, Rounding rounding) {
-  if (decay == WeightDecay::kL2) {
-    return rounding == Rounding::kBody
-               ? element<WeightDecay::kL2, Rounding::kBody>
-               : element<WeightDecay::kL2, Rounding::kRemainder>;
-  }
-  return rounding == Rounding::kBody
-             ? element<WeightDecay::kDecoupled, Rounding::kBody>
-             : element<WeightDecay::kDecoupled, Rounding::kRemainder>;
+template <WeightDecay kDecay>
+ElementFn by_lerp(Lerp lerp, Rounding rounding) {
+  return lerp == Lerp::kFromGrad
+             ? by_rounding<kDecay, Lerp::kFromGrad>(rounding)
+             : by_rounding<kDecay, Lerp::kFromAverage>(rounding);
+}
+
+ElementFn element_fn(const ReferenceKind& kind, Lerp lerp) {
+  return kind.decay == WeightDecay::kL2
+             ? by_lerp<WeightDecay::kL2>(lerp, kind.rounding)
+             : by_lerp<WeightDecay::kDecoupled>(lerp, kind.rounding);
 }
 
 float load_weight(Format format, const UpdateArgs& args, std::size_t i) {
@@ -70,7 +80,7 @@ void reference_narrow(float x, Dtype dtype, void* to, std::size_t i) {
 }
 
 void reference_update(const ReferenceKind& kind, const UpdateArgs& args) {
-  ElementFn update = element_fn(kind.decay, kind.rounding);
+  ElementFn update = element_fn(kind, args.scalars->lerp);
   for (std::size_t i = 0; i < args.count; ++i) {
     AdamElement old = {load_weight(kind.format, args, i), args.exp_avg[i],
                        args.exp_avg_sq[i]};

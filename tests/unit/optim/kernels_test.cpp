@@ -140,7 +140,7 @@ RC_GTEST_PROP(Kernels, EveryInstructionSetGivesTheSameBits, ()) {
         &scalars.sqrt_correction2, &scalars.eps, &scalars.minus_step_size}) {
     *scalar = nasty_float(random);
   }
-  scalars.lerp_from_grad = *rc::gen::arbitrary<bool>();
+  scalars.lerp = *rc::gen::element(Lerp::kFromAverage, Lerp::kFromGrad);
   States reference(count, grad, format, seed);
   reference_update({grad, format, decay}, reference.args(scalars));
   for (Isa isa : kAllIsas) {
