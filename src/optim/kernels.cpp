@@ -28,10 +28,8 @@ namespace avx2 {
 }  // namespace avx2
 
 namespace avx512 {
-#define ZINF_TARGET                                         \
-  __attribute__((                                           \
-      target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma," \
-             "prefer-vector-width=512")))
+#define ZINF_TARGET \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
 #include "src/optim/kernels-inl.h"
 #undef ZINF_TARGET
 }  // namespace avx512
