@@ -24,7 +24,7 @@ PUBLIC = {
     "src/base": {"bytes", "log", "machine", "status", "thread_pool", "version"},
     "src/io": {"disk", "io", "io_bench"},
     "src/mem": {"arena", "budget", "slab"},
-    "src/optim": {"adam"},
+    "src/optim": {"adam", "cast", "dtype"},
 }
 # What only these folders may include.
 FENCED = {
