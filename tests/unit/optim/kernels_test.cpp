@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <ostream>
 #include <string>
 
 #include "src/optim/adam_with.h"
@@ -11,6 +12,9 @@
 #include "tests/unit/optim/states.h"
 
 namespace zinf {
+
+void PrintTo(Isa isa, std::ostream* out) { *out << isa_name(isa); }
+
 namespace {
 
 std::string case_name(const testing::TestParamInfo<Isa>& info) {
