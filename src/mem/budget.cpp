@@ -1,0 +1,178 @@
+#include "zinf/budget.h"
+
+#include <atomic>
+#include <utility>
+
+#include "src/base/check.h"
+#include "src/base/strf.h"
+#include "zinf/bytes.h"
+
+namespace zinf {
+namespace {
+
+constexpr std::array<std::string_view, kNumTags> kTagNames = {
+    "weight", "master", "moment", "grad", "activation", "staging", "other"};
+
+// Counts alone, nothing else is published through them: relaxed is enough.
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+struct Count {
+  std::atomic<std::uint64_t> used = 0;
+  std::atomic<std::uint64_t> high = 0;
+
+  void raise_high(std::uint64_t value) {
+    std::uint64_t seen = high.load(kRelaxed);
+    while (seen < value &&
+           !high.compare_exchange_weak(seen, value, kRelaxed, kRelaxed)) {
+    }
+  }
+
+  void add(std::uint64_t bytes) {
+    raise_high(used.fetch_add(bytes, kRelaxed) + bytes);
+  }
+
+  // False, and nothing is added, when the sum would pass the limit.
+  bool add_within(std::uint64_t bytes, std::uint64_t limit) {
+    std::uint64_t seen = used.load(kRelaxed);
+    do {
+      if (seen > limit || bytes > limit - seen) return false;
+    } while (
+        !used.compare_exchange_weak(seen, seen + bytes, kRelaxed, kRelaxed));
+    raise_high(seen + bytes);
+    return true;
+  }
+
+  TagUsage usage() const { return {used.load(kRelaxed), high.load(kRelaxed)}; }
+};
+
+}  // namespace
+
+std::string_view tag_name(Tag tag) {
+  return kTagNames[static_cast<std::size_t>(tag)];
+}
+
+struct Budget::State {
+  State(std::string given_name, std::uint64_t given_limit)
+      : name(std::move(given_name)), limit_bytes(given_limit) {}
+
+  Count& of(Tag tag) { return by_tag[static_cast<std::size_t>(tag)]; }
+  BudgetUsage usage() const;
+  Status refusal(Tag tag, std::uint64_t wanted) const;
+
+  const std::string name;
+  const std::uint64_t limit_bytes;
+  Count total;
+  std::array<Count, kNumTags> by_tag;
+};
+
+BudgetUsage Budget::State::usage() const {
+  BudgetUsage usage;
+  usage.limit_bytes = limit_bytes;
+  usage.total = total.usage();
+  for (std::size_t i = 0; i < kNumTags; ++i)
+    usage.by_tag[i] = by_tag[i].usage();
+  return usage;
+}
+
+Status Budget::State::refusal(Tag tag, std::uint64_t wanted) const {
+  BudgetUsage now = usage();
+  std::string holders;
+  for (std::size_t i = 0; i < kNumTags; ++i) {
+    if (now.by_tag[i].used_bytes == 0) continue;
+    holders += strf("%s%.*s %s", holders.empty() ? "" : ", ", len(kTagNames[i]),
+                    kTagNames[i].data(),
+                    format_bytes(now.by_tag[i].used_bytes).c_str());
+  }
+  std::string_view tag_text = tag_name(tag);
+  return Status::error(
+      Code::kOverBudget,
+      strf("budget \"%s\" of %s: %.*s wants %s more (%llu bytes), but %s is "
+           "used (%s)",
+           name.c_str(), format_bytes(limit_bytes).c_str(), len(tag_text),
+           tag_text.data(), format_bytes(wanted).c_str(),
+           static_cast<unsigned long long>(wanted),
+           format_bytes(now.total.used_bytes).c_str(),
+           holders.empty() ? "by nobody" : holders.c_str()));
+}
+
+Result<Budget> Budget::create(std::string name, std::uint64_t limit_bytes) {
+  if (limit_bytes == 0) {
+    return Status::error(
+        Code::kInvalid,
+        strf("budget \"%s\": a limit of 0 bytes holds nothing", name.c_str()));
+  }
+  if (limit_bytes > kAddressSpaceBytes) {
+    return Status::error(
+        Code::kInvalid,
+        strf("budget \"%s\": %s is more than a process can address (%s)",
+             name.c_str(), format_bytes(limit_bytes).c_str(),
+             format_bytes(kAddressSpaceBytes).c_str()));
+  }
+  return Budget(std::make_shared<State>(std::move(name), limit_bytes));
+}
+
+Result<Reservation> Budget::reserve(Tag tag, std::uint64_t bytes) const {
+  Reservation reservation(state_, tag);
+  ZINF_TRY(reservation.grow(bytes));
+  return reservation;
+}
+
+BudgetUsage Budget::usage() const { return state_->usage(); }
+const std::string& Budget::name() const { return state_->name; }
+
+Reservation::Reservation(Reservation&& other) noexcept
+    : state_(std::move(other.state_)),
+      tag_(other.tag_),
+      bytes_(std::exchange(other.bytes_, 0)) {}
+
+Reservation& Reservation::operator=(Reservation&& other) noexcept {
+  if (this != &other) {
+    shrink(bytes_);
+    state_ = std::move(other.state_);
+    tag_ = other.tag_;
+    bytes_ = std::exchange(other.bytes_, 0);
+  }
+  return *this;
+}
+
+Reservation::~Reservation() { shrink(bytes_); }
+
+Status Reservation::grow(std::uint64_t bytes) {
+  if (bytes == 0) return {};
+  if (state_ == nullptr) {
+    return Status::error(Code::kInvalid,
+                         "a reservation without a budget cannot grow");
+  }
+  if (bytes > kAddressSpaceBytes) {
+    return Status::error(
+        Code::kInvalid,
+        strf("budget \"%s\": %s is more than a process can address (%s)",
+             state_->name.c_str(), format_bytes(bytes).c_str(),
+             format_bytes(kAddressSpaceBytes).c_str()));
+  }
+  if (!state_->total.add_within(bytes, state_->limit_bytes)) {
+    return state_->refusal(tag_, bytes);
+  }
+  state_->of(tag_).add(bytes);
+  bytes_ += bytes;
+  return {};
+}
+
+void Reservation::grow_beyond_limit(std::uint64_t bytes) {
+  if (bytes == 0 || state_ == nullptr) return;
+  state_->total.add(bytes);
+  state_->of(tag_).add(bytes);
+  bytes_ += bytes;
+}
+
+void Reservation::shrink(std::uint64_t bytes) {
+  ZINF_CHECK(bytes <= bytes_, "gives back %llu bytes of %llu",
+             static_cast<unsigned long long>(bytes),
+             static_cast<unsigned long long>(bytes_));
+  if (bytes == 0) return;
+  bytes_ -= bytes;
+  state_->of(tag_).used.fetch_sub(bytes, kRelaxed);
+  state_->total.used.fetch_sub(bytes, kRelaxed);
+}
+
+}  // namespace zinf
