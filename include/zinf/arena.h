@@ -25,7 +25,7 @@ struct ArenaOptions {
   // Called, without any lock, when the budget refuses and purging was not
   // enough: give memory back and return true, then the allocation tries again;
   // or return false, then it fails. It may free blocks of this arena.
-  std::function<bool(std::size_t wanted_bytes)> on_pressure;
+  std::function<bool(std::size_t wanted_bytes)> on_pressure = {};
 
   // Addresses to reserve, rounded to 2 MiB; no memory. 0: four times the
   // physical memory. Less is taken where the system refuses (RLIMIT_AS).
@@ -67,7 +67,8 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
   // The memory is not initialised. Zero bytes give a block like any other.
-  // Alignment is a power of two; every block has at least 64 bytes of it.
+  // Alignment is a power of two up to 2 MiB; every block has at least 64 bytes
+  // of it.
   // Null where try_allocate() would give a Status.
   void* allocate(std::size_t bytes, std::size_t alignment = kDefaultAlignment);
 

@@ -47,7 +47,7 @@ struct SlabPoolStats {
 // gone. Move-only.
 class Slab {
  public:
-  Slab() = default;  // holds nothing
+  Slab();  // holds nothing
   Slab(Slab&& other) noexcept;
   Slab& operator=(Slab&& other) noexcept;
   ~Slab();

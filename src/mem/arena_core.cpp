@@ -15,7 +15,8 @@ constinit thread_local std::array<CacheSlot, kMaxArenas> thread_slots = {};
 
 namespace {
 
-constexpr std::size_t kMaxAlignment = kGiB;
+// The range itself begins at no more.
+constexpr std::size_t kMaxAlignment = kHugePage;
 
 // A callback that keeps saying that it made room, and did not, must not hang
 // the caller.

@@ -159,6 +159,8 @@ class SlabStore {
   SlabPoolStats stats_ ZINF_GUARDED_BY(mutex_);
 };
 
+Slab::Slab() = default;
+
 Slab::Slab(Slab&& other) noexcept
     : store_(std::move(other.store_)),
       piece_(std::move(other.piece_)),

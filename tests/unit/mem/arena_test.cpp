@@ -1,0 +1,421 @@
+#include "zinf/arena.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+#include <sys/resource.h>
+
+#include <cstring>
+#include <map>
+#include <span>
+#include <tuple>
+#include <vector>
+
+#include "src/base/align.h"
+#include "src/mem/size_class.h"
+#include "tests/unit/mem/mem_test_util.h"
+
+namespace zinf {
+namespace {
+
+TEST(SizeClass, RoundsUpByAtMostAnEighthAboveTheAlignment) {
+  for (std::size_t bytes = 0; bytes <= kMaxSmallBytes; ++bytes) {
+    std::size_t held = kSizeClasses[size_class_of(bytes)].bytes;
+    ASSERT_GE(held, bytes);
+    ASSERT_TRUE(is_aligned(held, kMinAlignment));
+    ASSERT_TRUE(bytes <= 512 || held - bytes <= bytes / 8);
+  }
+  for (const SizeClass& c : std::span(kSizeClasses).subspan(1)) {
+    EXPECT_LE(c.granules * kGranule - c.blocks * c.bytes,
+              c.granules * kGranule / 16);
+  }
+}
+
+// A model of what is live: no two blocks share a byte, contents stay.
+class LiveBlocks {
+ public:
+  ~LiveBlocks() {
+    for (auto [begin, bytes] : blocks_) {
+      Arena::free(reinterpret_cast<void*>(begin));
+    }
+  }
+
+  void add(void* block, std::size_t bytes) {
+    auto begin = reinterpret_cast<std::uintptr_t>(block);
+    std::size_t held = std::max<std::size_t>(bytes, 1);
+    auto after = blocks_.lower_bound(begin);
+    RC_ASSERT(after == blocks_.end() || begin + held <= after->first);
+    if (after != blocks_.begin()) {
+      auto before = std::prev(after);
+      RC_ASSERT(before->first + std::max<std::size_t>(before->second, 1) <=
+                begin);
+    }
+    blocks_[begin] = bytes;
+    total_ += bytes;
+    Pattern::write(block, bytes, begin);
+  }
+
+  void free_one(std::size_t pick) {
+    if (blocks_.empty()) return;
+    auto block = blocks_.begin();
+    std::advance(block, pick % blocks_.size());
+    auto* pointer = reinterpret_cast<void*>(block->first);
+    RC_ASSERT(Pattern::intact(pointer, block->second, block->first));
+    Arena::free(pointer);
+    total_ -= block->second;
+    blocks_.erase(block);
+  }
+
+  bool empty() const { return blocks_.empty(); }
+  std::size_t total_bytes() const { return total_; }
+
+ private:
+  std::map<std::uintptr_t, std::size_t> blocks_;
+  std::size_t total_ = 0;
+};
+
+// Kind, size within the kind, which block or alignment.
+using Op = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;
+
+std::size_t size_of(const Op& op) {
+  auto [kind, size, pick] = op;
+  switch (kind % 4) {
+    case 0:
+      return size % 600;
+    case 1:
+      return size % (40 * kKiB);
+    case 2:
+      return size % (kMiB);
+    default:
+      return size % (7 * kMiB);
+  }
+}
+
+RC_GTEST_PROP(Arena, FollowsTheModel, ()) {
+  auto number = rc::gen::inRange<std::uint32_t>(0, 1u << 30);
+  auto ops = *rc::gen::noShrink(
+      rc::gen::resize(100, rc::gen::container<std::vector<Op>>(
+                               300, rc::gen::tuple(number, number, number))));
+  Budget budget = make_budget(64 * kMiB);
+  Arena arena = make_arena({.budget = &budget, .reserve_bytes = 96 * kMiB});
+  LiveBlocks live;
+  for (const Op& op : ops) {
+    auto [number_of_kind, size, pick] = op;
+    std::uint32_t kind = number_of_kind / 4 % 64;
+    if (kind == 0) {
+      arena.trim();
+    } else if (kind < 28) {
+      live.free_one(pick);
+    } else {
+      std::size_t alignment = std::size_t{1} << (pick % 22);
+      Result<void*> block = arena.try_allocate(size_of(op), alignment);
+      if (!block.ok()) {
+        RC_ASSERT(block.status().code() == Code::kOverBudget);
+        continue;
+      }
+      RC_ASSERT(is_aligned(*block, std::max<std::size_t>(alignment, 64)));
+      RC_ASSERT(arena.owns(*block));
+      live.add(*block, size_of(op));
+    }
+    ArenaStats stats = arena.stats();
+    RC_ASSERT(stats.live_bytes >= live.total_bytes());
+    RC_ASSERT(stats.committed_bytes >= stats.live_bytes);
+    RC_ASSERT(budget.usage().total.used_bytes == stats.committed_bytes);
+    RC_ASSERT(stats.fresh_bytes - stats.purged_bytes == stats.committed_bytes);
+  }
+  while (!live.empty()) live.free_one(ops.size());
+  RC_ASSERT(arena.stats().live_bytes == 0u);
+  arena.trim();
+  RC_ASSERT(arena.stats().committed_bytes == 0u);
+  RC_ASSERT(arena.stats().num_free_ranges == 1u);
+}
+
+TEST(Arena, ServesZeroBytesAndKeepsEverythingAligned) {
+  Arena arena = make_arena();
+  std::vector<void*> blocks;
+  for (std::size_t bytes : {0, 0, 1, 63, 64, 65, 4097, 32768, 32769, 3000000}) {
+    blocks.push_back(arena.allocate(bytes));
+    ASSERT_NE(blocks.back(), nullptr);
+    EXPECT_TRUE(is_aligned(blocks.back(), bytes > kMaxSmallBytes ? kPage : 64));
+  }
+  EXPECT_NE(blocks[0], blocks[1]);
+  for (void* block : blocks) Arena::free(block);
+  Arena::free(nullptr);
+}
+
+TEST(Arena, RefusesAbsurdRequestsClearly) {
+  Arena arena = make_arena();
+  for (std::size_t bytes : {~std::size_t{0}, ~std::size_t{0} - 5000,
+                            std::size_t{kAddressSpaceBytes} + 1}) {
+    EXPECT_EQ(arena.try_allocate(bytes).status().code(), Code::kInvalid);
+    EXPECT_EQ(arena.allocate(bytes), nullptr);
+  }
+  EXPECT_EQ(arena.try_allocate(kAddressSpaceBytes).status().code(),
+            Code::kOverBudget);
+  for (std::size_t alignment : {std::size_t{0}, std::size_t{3}, 4 * kMiB}) {
+    EXPECT_EQ(arena.try_allocate(100, alignment).status().code(),
+              Code::kInvalid);
+  }
+  EXPECT_EQ(Arena::create({.reserve_bytes = ~std::size_t{0}}).status().code(),
+            Code::kInvalid);
+}
+
+TEST(Arena, FitsLargeBlocksExactly) {
+  Arena arena = make_arena();
+  // 17 MiB + 4 KiB would be 32 MiB in powers of two.
+  std::vector<void*> blocks;
+  for (int i = 0; i < 8; ++i) {
+    blocks.push_back(arena.allocate(17 * kMiB + kPage));
+  }
+  EXPECT_LE(arena.stats().committed_bytes, 8 * (17 * kMiB + kPage) + kHugePage);
+  for (void* block : blocks) Arena::free(block);
+}
+
+TEST(Arena, GivesPagesBackOnDemand) {
+  Arena arena = make_arena();
+  constexpr std::size_t kBytes = 32 * kMiB;
+  void* block = arena.allocate(kBytes);
+  std::memset(block, 1, kBytes);
+  EXPECT_EQ(resident_bytes(block, kBytes), kBytes);
+  Arena::free(block);
+  EXPECT_EQ(arena.stats().committed_bytes, kBytes);
+  EXPECT_EQ(arena.trim(), kBytes);
+  EXPECT_EQ(resident_bytes(block, kBytes), 0u);
+  EXPECT_EQ(arena.stats().committed_bytes, 0u);
+}
+
+TEST(Arena, PurgesFreePagesRatherThanGrow) {
+  Arena arena = make_arena();
+  // Two halves that are never live together need the memory of one, although
+  // the second does not fit into the holes of the first.
+  std::vector<void*> small;
+  for (int i = 0; i < 64; ++i) small.push_back(arena.allocate(2 * kMiB));
+  for (std::size_t i = 0; i < small.size(); i += 2) Arena::free(small[i]);
+  void* large = arena.allocate(64 * kMiB);
+  ArenaStats stats = arena.stats();
+  EXPECT_EQ(stats.live_high_bytes, 128 * kMiB);
+  EXPECT_LE(stats.committed_high_bytes, 134 * kMiB);
+  EXPECT_GE(stats.purged_bytes, 58 * kMiB);
+  Arena::free(large);
+  for (std::size_t i = 1; i < small.size(); i += 2) Arena::free(small[i]);
+}
+
+TEST(Arena, GetsHugePagesWhereTheSystemGivesThem) {
+  constexpr std::size_t kBytes = 32 * kMiB;
+  auto* control =
+      static_cast<std::byte*>(mmap(nullptr, 2 * kBytes, PROT_READ | PROT_WRITE,
+                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(control, MAP_FAILED);
+  madvise(control, 2 * kBytes, MADV_HUGEPAGE);
+  for (std::size_t at = 0; at < 2 * kBytes; at += kPage) control[at] = {};
+  std::size_t control_huge = huge_bytes_at(control);
+  munmap(control, 2 * kBytes);
+  if (control_huge < kBytes) GTEST_SKIP() << "the system gives no huge pages";
+  Arena arena = make_arena();
+  void* block = arena.allocate(kBytes);
+  std::memset(block, 1, kBytes);
+  EXPECT_GE(huge_bytes_at(block), kBytes / 2);
+  Arena::free(block);
+}
+
+TEST(Arena, BudgetRefusalIsAValueAndHarmless) {
+  Budget budget = make_budget(8 * kMiB);
+  Arena arena = make_arena({.budget = &budget, .tag = Tag::kActivation});
+  void* held = arena.allocate(6 * kMiB);
+  ASSERT_NE(held, nullptr);
+  Result<void*> refused = arena.try_allocate(4 * kMiB);
+  EXPECT_EQ(refused.status().code(), Code::kOverBudget);
+  EXPECT_NE(refused.status().text().find("budget \"host\" of 8 MiB: activation "
+                                         "wants 4 MiB more"),
+            std::string::npos)
+      << refused.status().text();
+  EXPECT_EQ(arena.allocate(4 * kMiB), nullptr);
+  void* small = arena.allocate(100);
+  EXPECT_NE(small, nullptr);
+  // Now 8 MiB are committed; a freed block's pages pay for the next one.
+  Arena::free(held);
+  void* next = arena.allocate(5 * kMiB);
+  EXPECT_NE(next, nullptr);
+  Arena::free(next);
+  Arena::free(small);
+}
+
+TEST(Arena, SmallBlocksAreRefusedTooAndComeBackAfterwards) {
+  Budget budget = make_budget(4 * kMiB);
+  Arena arena = make_arena({.budget = &budget});
+  std::vector<void*> blocks;
+  while (void* block = arena.allocate(1000)) blocks.push_back(block);
+  EXPECT_GT(blocks.size(), 3900u);
+  EXPECT_EQ(arena.try_allocate(1000).status().code(), Code::kOverBudget);
+  for (void* block : blocks) Arena::free(block);
+  arena.trim();
+  EXPECT_EQ(budget.usage().total.used_bytes, 0u);
+  EXPECT_EQ(budget.usage().total.high_bytes, 4 * kMiB);
+}
+
+TEST(Arena, PressureCallbackMakesRoom) {
+  Budget budget = make_budget(8 * kMiB);
+  std::vector<void*> cached;
+  int calls = 0;
+  auto evict = [&](std::size_t wanted) {
+    EXPECT_EQ(wanted, 7 * kMiB);
+    ++calls;
+    if (cached.empty()) return false;
+    Arena::free(cached.back());
+    cached.pop_back();
+    return true;
+  };
+  Arena arena = make_arena({.budget = &budget, .on_pressure = evict});
+  for (int i = 0; i < 3; ++i) cached.push_back(arena.allocate(2 * kMiB));
+  void* block = arena.allocate(7 * kMiB);
+  EXPECT_NE(block, nullptr);
+  EXPECT_EQ(calls, 3);
+  EXPECT_EQ(arena.allocate(7 * kMiB), nullptr);
+  EXPECT_EQ(calls, 4);
+  Arena::free(block);
+}
+
+TEST(Arena, CallbackThatMakesNoRoomDoesNotHang) {
+  Budget budget = make_budget(2 * kMiB);
+  auto lie = [](std::size_t) { return true; };
+  Arena arena = make_arena({.budget = &budget, .on_pressure = lie});
+  EXPECT_EQ(arena.allocate(4 * kMiB), nullptr);
+}
+
+TEST(Arena, ExceedsTheBudgetOnlyWhenAskedTo) {
+  Budget budget = make_budget(4 * kMiB);
+  Arena arena = make_arena({.budget = &budget});
+  EXPECT_EQ(arena.allocate(6 * kMiB), nullptr);
+  void* block = arena.allocate_beyond_budget(6 * kMiB).value();
+  EXPECT_EQ(budget.usage().total.used_bytes, 6 * kMiB);
+  Arena::free(block);
+  arena.trim();
+  EXPECT_EQ(budget.usage().total.used_bytes, 0u);
+}
+
+TEST(Arena, ExhaustionOfAddressesIsAValue) {
+  Arena arena = make_arena({.reserve_bytes = 16 * kMiB});
+  std::vector<void*> blocks;
+  while (void* block = arena.allocate(kMiB)) blocks.push_back(block);
+  EXPECT_EQ(blocks.size(), 16u);
+  Status status = arena.try_allocate(kMiB).status();
+  EXPECT_EQ(status.code(), Code::kOverBudget);
+  EXPECT_EQ(status.text(),
+            "arena of 16 MiB: no free range for 1 MiB (16 MiB is used)");
+  for (void* block : blocks) Arena::free(block);
+}
+
+TEST(Arena, BlocksOutliveTheirArena) {
+  Budget budget = make_budget(kGiB);
+  std::vector<void*> blocks;
+  {
+    Arena arena = make_arena({.budget = &budget});
+    for (std::size_t bytes : {100, 100, 5000, 40000, 3000000}) {
+      blocks.push_back(arena.allocate(bytes));
+    }
+  }
+  for (void* block : blocks) {
+    std::memset(block, 3, 100);
+    EXPECT_GT(budget.usage().total.used_bytes, 0u);
+    Arena::free(block);
+  }
+  EXPECT_EQ(budget.usage().total.used_bytes, 0u);
+}
+
+TEST(Arena, ManyComeAndGoInTheSamePlace) {
+  for (int round = 0; round < 50; ++round) {
+    Arena first = make_arena();
+    Arena second = make_arena();
+    void* a = first.allocate(200);
+    void* b = second.allocate(200);
+    EXPECT_TRUE(first.owns(a) && !first.owns(b) && second.owns(b));
+    Arena::free(round % 2 != 0 ? a : b);
+    Arena moved = std::move(first);
+    Arena::free(round % 2 != 0 ? b : a);
+  }
+}
+
+TEST(Arena, NinthIsRefused) {
+  std::vector<Arena> arenas;
+  for (int i = 0; i < 8; ++i) arenas.push_back(make_arena());
+  EXPECT_EQ(Arena::create().status().code(), Code::kUnsupported);
+  arenas.pop_back();
+  EXPECT_TRUE(Arena::create().ok());
+}
+
+TEST(Arena, TakesWhatAnAddressSpaceLimitLeaves) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers need the address space";
+  EXPECT_TRUE(succeeds_in_child([] {
+    rlimit limit{512 * kMiB, 512 * kMiB};
+    if (setrlimit(RLIMIT_AS, &limit) != 0) return 1;
+    Arena arena = make_arena();
+    std::size_t reserved = arena.stats().reserved_bytes;
+    if (reserved > 256 * kMiB || reserved < 64 * kMiB) return 2;
+    void* block = arena.allocate(reserved / 2);
+    if (block == nullptr) return 3;
+    std::memset(block, 1, reserved / 2);
+    if (arena.allocate(reserved) != nullptr) return 4;
+    // The rest of the process still has addresses.
+    std::vector<char> other(32 * kMiB, 1);
+    return other[kMiB] == 1 ? 0 : 5;
+  }));
+}
+
+TEST(Arena, HalvesAReserveThatTheSystemRefuses) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers need the address space";
+  EXPECT_TRUE(succeeds_in_child([] {
+    rlimit limit{512 * kMiB, 512 * kMiB};
+    if (setrlimit(RLIMIT_AS, &limit) != 0) return 1;
+    Arena arena = make_arena({.reserve_bytes = 64 * kGiB});
+    std::size_t reserved = arena.stats().reserved_bytes;
+    return reserved >= 128 * kMiB && reserved < 512 * kMiB ? 0 : 2;
+  }));
+}
+
+TEST(Arena, SystemThatGivesNoMemoryIsAValue) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers need the address space";
+  EXPECT_TRUE(succeeds_in_child([] {
+    Arena arena = make_arena();
+    rlimit limit{64 * kMiB, 64 * kMiB};  // of writable private memory
+    if (setrlimit(RLIMIT_DATA, &limit) != 0) return 1;
+    Status status = arena.try_allocate(256 * kMiB).status();
+    if (status.code() != Code::kOverBudget) return 2;
+    return status.text().find("Cannot allocate memory") != std::string::npos
+               ? 0
+               : 3;
+  }));
+}
+
+class ArenaDeathTest : public testing::Test {
+ protected:
+  ArenaDeathTest() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+  Arena arena_ = make_arena({.reserve_bytes = 64 * kMiB});
+};
+
+TEST_F(ArenaDeathTest, DoubleFreeIsNoticed) {
+  EXPECT_DEATH(
+      {
+        void* block = arena_.allocate(100);
+        void* other = arena_.allocate(100);
+        Arena::free(block);
+        Arena::free(other);
+        Arena::free(block);
+      },
+      "it is free already");
+  EXPECT_DEATH(
+      {
+        void* block = arena_.allocate(kMiB);
+        Arena::free(block);
+        Arena::free(block);
+      },
+      "no live block begins there");
+}
+
+TEST_F(ArenaDeathTest, ForeignPointersAreNoticed) {
+  int local = 0;
+  EXPECT_DEATH(Arena::free(&local), "it is in no arena");
+  EXPECT_DEATH(Arena::free(static_cast<char*>(arena_.allocate(kMiB)) + kPage),
+               "no live block begins there");
+}
+
+}  // namespace
+}  // namespace zinf
