@@ -101,6 +101,8 @@ double time_batches(Heap heap, std::size_t bytes, int num_batches) {
   std::array<void*, kBatch> blocks{};
   std::array<int, kBatch> order{};
   for (int i = 0; i < kBatch; ++i) order[i] = (i * 37) % kBatch;
+  for (void*& block : blocks) block = heap.allocate(bytes);
+  for (void* block : blocks) heap.free(block);
   Clock::time_point start = Clock::now();
   for (int batch = 0; batch < num_batches; ++batch) {
     for (void*& block : blocks) {
@@ -115,6 +117,7 @@ double time_batches(Heap heap, std::size_t bytes, int num_batches) {
 // One block at a time: the shortest path there is.
 template <typename Heap>
 double time_pairs(Heap heap, std::size_t bytes, int num_pairs) {
+  heap.free(heap.allocate(bytes));
   Clock::time_point start = Clock::now();
   for (int i = 0; i < num_pairs; ++i) {
     void* block = heap.allocate(bytes);
@@ -162,6 +165,9 @@ Compared compare(Arena& arena, std::size_t bytes, int threads, bool batches) {
 }
 
 std::string bench_small() {
+  // malloc at its best: by default it gives the memory of most batches back to
+  // the system, and its page faults (50 times the cost) would be all we see.
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
   Arena arena = Arena::create().value();
   std::string json;
   std::printf("%8s %8s %8s %10s %10s %7s  %s\n", "bytes", "threads", "pattern",

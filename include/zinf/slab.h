@@ -69,7 +69,7 @@ class Slab {
   std::size_t bytes_ = 0;
 };
 
-// Thread-safe.
+// Thread-safe. A child of fork() must not use it, nor destroy its slabs.
 class SlabPool {
  public:
   static Result<SlabPool> create(const SlabPoolOptions& options = {});

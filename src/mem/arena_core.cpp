@@ -120,11 +120,11 @@ Result<void*> ArenaCore::try_allocate(std::size_t bytes, std::size_t alignment,
 
 Result<void*> ArenaCore::allocate_small(unsigned size_class,
                                         OnRefusal on_refusal) {
-  ThreadCache* cache = attach_thread();
+  MutexLock lock(mutex_);
+  ThreadCache* cache = attach_thread_locked();
   if (cache != nullptr) {
     if (void* block = cache->pop(size_class)) return block;
   }
-  MutexLock lock(mutex_);
   std::uint32_t wanted = cache != nullptr ? kSizeClasses[size_class].batch : 1;
   ZINF_ASSIGN(BlockList blocks, small_.take(size_class, wanted, on_refusal));
   FreeBlock* block = blocks.head;
@@ -168,7 +168,8 @@ void ArenaCore::free_slow(void* block, unsigned size_class) {
 
 void ArenaCore::free_small_locked(void* pointer, unsigned size_class) {
   auto* block = static_cast<FreeBlock*>(pointer);
-  ThreadCache* cache = own_cache();
+  // A thread that only frees needs a cache too, or it would always come here.
+  ThreadCache* cache = attach_thread_locked();
   if (FreeBlock::mark_of(block) == base_) {
     bool cached = cache != nullptr && cache->contains(size_class, block);
     ZINF_CHECK(!cached && !small_.is_free(block),
@@ -229,15 +230,13 @@ ThreadCache* ArenaCore::own_cache() const {
   return slot.generation == birth_generation_ ? slot.cache : nullptr;
 }
 
-ThreadCache* ArenaCore::attach_thread() {
+ThreadCache* ArenaCore::attach_thread_locked() {
   if (ThreadCache* cache = own_cache()) return cache;
-  if (!arena_registry::watch_thread_exit()) return nullptr;
-  auto made = std::make_unique<ThreadCache>(base_);
-  ThreadCache* cache = made.get();
-  MutexLock lock(mutex_);
-  caches_.push_back(std::move(made));
-  thread_slots[slot_] = {birth_generation_, cache};
-  return cache;
+  bool orphaned = generation_.load(std::memory_order_relaxed) == kOrphan;
+  if (orphaned || !arena_registry::watch_thread_exit()) return nullptr;
+  caches_.push_back(std::make_unique<ThreadCache>(base_));
+  thread_slots[slot_] = {birth_generation_, caches_.back().get()};
+  return caches_.back().get();
 }
 
 void ArenaCore::retire(ThreadCache* cache) {

@@ -92,10 +92,10 @@ class ArenaCore {
   void orphan() ZINF_EXCLUDES(mutex_);
   bool is_dead() const ZINF_EXCLUDES(mutex_);
 
-  void lock_for_fork() ZINF_THREAD_ANNOTATION(acquire_capability(mutex_)) {
+  void lock_for_fork() ZINF_THREAD_ANNOTATION(no_thread_safety_analysis) {
     mutex_.lock();
   }
-  void unlock_after_fork() ZINF_THREAD_ANNOTATION(release_capability(mutex_)) {
+  void unlock_after_fork() ZINF_THREAD_ANNOTATION(no_thread_safety_analysis) {
     mutex_.unlock();
   }
 
@@ -113,7 +113,7 @@ class ArenaCore {
   void free_small_locked(void* block, unsigned size_class)
       ZINF_REQUIRES(mutex_);
   void free_large_locked(void* block) ZINF_REQUIRES(mutex_);
-  ThreadCache* attach_thread();
+  ThreadCache* attach_thread_locked() ZINF_REQUIRES(mutex_);
   ThreadCache* own_cache() const;
   void flush_locked(ThreadCache& cache) ZINF_REQUIRES(mutex_);
   std::size_t cached_bytes_locked() const ZINF_REQUIRES(mutex_);

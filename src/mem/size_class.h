@@ -63,6 +63,19 @@ static_assert(kSizeClasses[kNumClasses - 1].bytes == kMaxSmallBytes);
 
 namespace detail {
 
+constexpr std::size_t max_cached_bytes() {
+  std::size_t total = 0;
+  for (const SizeClass& c : kSizeClasses) {
+    total += std::size_t{c.cached} * c.bytes;
+  }
+  return total;
+}
+static_assert(max_cached_bytes() <= 2 * kMiB, "arena.h says so");
+
+}  // namespace detail
+
+namespace detail {
+
 constexpr auto make_class_table() {
   std::array<std::uint8_t, kMaxSmallBytes / 64 + 1> table{};
   unsigned found = 1;

@@ -95,8 +95,8 @@ RC_GTEST_PROP(Arena, FollowsTheModel, ()) {
   auto ops = *rc::gen::noShrink(
       rc::gen::resize(100, rc::gen::container<std::vector<Op>>(
                                300, rc::gen::tuple(number, number, number))));
-  Budget budget = make_budget(64 * kMiB);
-  Arena arena = make_arena({.budget = &budget, .reserve_bytes = 96 * kMiB});
+  Budget budget = make_budget(32 * kMiB);
+  Arena arena = make_arena({.budget = &budget, .reserve_bytes = 48 * kMiB});
   LiveBlocks live;
   for (const Op& op : ops) {
     auto [number_of_kind, size, pick] = op;
@@ -415,6 +415,22 @@ TEST_F(ArenaDeathTest, ForeignPointersAreNoticed) {
   EXPECT_DEATH(Arena::free(&local), "it is in no arena");
   EXPECT_DEATH(Arena::free(static_cast<char*>(arena_.allocate(kMiB)) + kPage),
                "no live block begins there");
+}
+
+TEST_F(ArenaDeathTest, UseAfterFreeIsSeenByAddressSanitizer) {
+#if defined(__SANITIZE_ADDRESS__)
+  for (std::size_t bytes : {std::size_t{100}, kMiB}) {
+    EXPECT_DEATH(
+        {
+          auto* block = static_cast<volatile char*>(arena_.allocate(bytes));
+          Arena::free(const_cast<char*>(block));
+          block[50] = 1;
+        },
+        "use-after-poison");
+  }
+#else
+  GTEST_SKIP() << "built without AddressSanitizer";
+#endif
 }
 
 }  // namespace
