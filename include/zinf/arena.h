@@ -93,7 +93,7 @@ class Arena {
 
   // Gives all free pages back to the system, and the calling thread's cache to
   // the arena first; returns the bytes given back. Other threads' caches stay
-  // (at most 2 MiB each).
+  // (at most 5 MiB each, when it uses all sizes).
   std::size_t trim();
 
   ArenaStats stats() const;

@@ -57,7 +57,7 @@ struct ThreadExit {
 
 // Note [Fork]. All locks are held over a fork, so the child finds the heaps
 // whole. Caches of threads that do not exist in the child may be torn; nobody
-// uses them again, the child loses the at most 2 MiB in each.
+// uses them again, the child loses the at most 5 MiB in each.
 void before_fork() ZINF_THREAD_ANNOTATION(no_thread_safety_analysis) {
   registry_mutex().lock();
   for_each_core_locked([](Entry&, ArenaCore& core) { core.lock_for_fork(); });

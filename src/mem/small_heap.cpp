@@ -60,7 +60,8 @@ Result<BlockList> SmallHeap::take(unsigned size_class, std::uint32_t wanted,
 }
 
 void SmallHeap::give(BlockList blocks) {
-  for (FreeBlock* block = blocks.head; block != nullptr;) {
+  FreeBlock* block = blocks.head;
+  for (std::uint32_t i = 0; i < blocks.count; ++i) {
     FreeBlock* next = FreeBlock::next_of(block);
     give_one(block);
     block = next;

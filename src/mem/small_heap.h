@@ -14,7 +14,7 @@
 
 namespace zinf {
 
-// Free blocks of one class, linked.
+// Free blocks of one class, linked; what the last one links to does not count.
 struct BlockList {
   FreeBlock* head = nullptr;
   std::uint32_t count = 0;
@@ -43,7 +43,7 @@ class SmallHeap {
   // Bytes of blocks that are not here: live, or in a thread's cache.
   std::size_t out_bytes() const { return out_bytes_; }
 
-  // At least one block and at most `wanted`.
+  // At least one block and at most `wanted`; the last one links to null.
   Result<BlockList> take(unsigned size_class, std::uint32_t wanted,
                          OnRefusal on_refusal);
   void give(BlockList blocks);

@@ -61,7 +61,8 @@ class ThreadCache {
     return true;
   }
 
-  // REQUIRES: the list of this class is empty.
+  // REQUIRES: the list of this class is empty, and the last block links to
+  // null.
   void refill(unsigned size_class, BlockList blocks) {
     lists_[size_class].head = blocks.head;
     lists_[size_class].count.store(blocks.count, std::memory_order_release);
@@ -70,12 +71,9 @@ class ThreadCache {
   // Takes out at most `wanted` blocks.
   BlockList drain(unsigned size_class, std::uint32_t wanted) {
     List& list = lists_[size_class];
-    BlockList drained;
+    BlockList drained{list.head, 0};
     while (drained.count < wanted && list.head != nullptr) {
-      FreeBlock* block = list.head;
-      list.head = FreeBlock::next_of(block);
-      FreeBlock::link(block, drained.head, mark_);
-      drained.head = block;
+      list.head = FreeBlock::next_of(list.head);
       ++drained.count;
     }
     list.count.store(list.count.load(std::memory_order_relaxed) - drained.count,
