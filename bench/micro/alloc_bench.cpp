@@ -248,6 +248,28 @@ std::string replay_events(Arena& arena, const AllocTrace& trace) {
       static_cast<double>(stats.purged_bytes) / 1e9, stats.num_free_ranges);
 }
 
+// What the committed pages beyond the live bytes are, when the most is live.
+std::string explain_waste(Arena& arena, const AllocTrace& trace) {
+  Ours ours{arena};
+  TraceReplay<Ours> replay(trace, ours);
+  replay.run_until_live(trace.live_high_bytes());
+  ArenaStats before = arena.stats();
+  double mb = 1e6;
+  auto live = static_cast<double>(replay.live_bytes());
+  auto committed = static_cast<double>(before.committed_bytes);
+  auto free_pages = static_cast<double>(arena.trim());
+  double rounding = static_cast<double>(before.live_bytes) - live;
+  return strf(
+      ",\"at_peak\":{\"waste_mb\":%.1f,\"free_pages_mb\":%.1f,"
+      "\"class_rounding_mb\":%.1f,\"cached_mb\":%.1f,"
+      "\"holes_mb\":%.1f}",
+      (committed - live) / mb, free_pages / mb, rounding / mb,
+      static_cast<double>(before.cached_bytes) / mb,
+      (committed - live - free_pages - rounding -
+       static_cast<double>(before.cached_bytes)) /
+          mb);
+}
+
 // Huge pages of the process now, as a share of what is resident.
 double huge_share() {
   std::ifstream file("/proc/self/smaps_rollup");
@@ -279,6 +301,8 @@ int run_one(const std::string& allocator, const std::string& name) {
                  static_cast<double>(before - proc_kib("VmRSS:")) / 1e3);
     Arena second = Arena::create().value();
     json += replay_events(second, trace);
+    Arena third = Arena::create().value();
+    json += explain_waste(third, trace);
   }
   std::printf("{%s}\n", json.c_str());
   return 0;

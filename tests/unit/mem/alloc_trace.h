@@ -28,6 +28,9 @@ struct AllocTrace {
   std::size_t num_slots = 0;
 
   static Result<AllocTrace> load(const std::string& path);
+
+  // The most bytes that are ever live.
+  std::size_t live_high_bytes() const;
 };
 
 namespace detail {
@@ -90,6 +93,21 @@ inline Result<AllocTrace> AllocTrace::load(const std::string& path) {
   return trace;
 }
 
+inline std::size_t AllocTrace::live_high_bytes() const {
+  std::vector<std::size_t> held(num_slots);
+  std::size_t live = 0;
+  std::size_t high = 0;
+  for (const auto* events : {&prefix, &body}) {
+    for (Event event : *events) {
+      live += event.bytes;
+      live -= event.bytes == 0 ? held[event.slot] : 0;
+      held[event.slot] = event.bytes;
+      high = std::max(high, live);
+    }
+  }
+  return high;
+}
+
 // Plays a trace; blocks that are live at the end are freed by the destructor.
 // `Heap` has void* allocate(bytes) and free(pointer, bytes).
 template <typename Heap>
@@ -117,6 +135,12 @@ class TraceReplay {
     return true;
   }
 
+  // Stops in the middle, when so many bytes are live for the first time.
+  void run_until_live(std::size_t bytes) {
+    stop_at_live_ = bytes;
+    if (play(trace_.prefix) && live_bytes_ < bytes) play(trace_.body);
+  }
+
   bool loop_once() {
     if (!play(trace_.body)) return false;
     std::vector<Block> old = blocks_;
@@ -142,6 +166,7 @@ class TraceReplay {
       blocks_[event.slot] = {pointer, event.bytes};
       live_bytes_ += event.bytes;
       live_high_bytes_ = std::max(live_high_bytes_, live_bytes_);
+      if (live_bytes_ >= stop_at_live_) break;
     }
     num_events_ += events.size();
     return true;
@@ -160,6 +185,7 @@ class TraceReplay {
   std::size_t live_bytes_ = 0;
   std::size_t live_high_bytes_ = 0;
   std::size_t num_events_ = 0;
+  std::size_t stop_at_live_ = ~std::size_t{0};
 };
 
 }  // namespace zinf

@@ -41,13 +41,18 @@ struct MarkingHeap {
   }
 };
 
-class Replay : public testing::TestWithParam<const char*> {};
+class Replay : public testing::TestWithParam<const char*> {
+ protected:
+  static AllocTrace load() {
+    return AllocTrace::load(std::string(ZINF_TEST_DATA) + "/allocs_" +
+                            GetParam() + ".bin")
+        .value();
+  }
+};
 
 TEST_P(Replay, WastesLessThanATwentieth) {
   constexpr std::size_t kEvents = kSanitized ? 60'000 : 340'000;
-  std::string path =
-      std::string(ZINF_TEST_DATA) + "/allocs_" + GetParam() + ".bin";
-  AllocTrace trace = AllocTrace::load(path).value();
+  AllocTrace trace = load();
   Budget budget = make_budget(std::uint64_t{64} << 30);
   Arena arena = make_arena({.budget = &budget});
   MarkingHeap heap{arena};
@@ -72,6 +77,18 @@ TEST_P(Replay, WastesLessThanATwentieth) {
   EXPECT_LT(stats.fresh_bytes, 4 * stats.committed_high_bytes);
   arena.trim();
   EXPECT_EQ(budget.usage().total.used_bytes, 0u);
+}
+
+TEST_P(Replay, FitsABudgetThatIsATwentiethMoreThanWhatIsLive) {
+  AllocTrace trace = load();
+  std::size_t live_high = trace.live_high_bytes();
+  Budget budget = make_budget(live_high + live_high / 20);
+  Arena arena = make_arena({.budget = &budget});
+  MarkingHeap heap{arena};
+  TraceReplay<MarkingHeap> replay(trace, heap);
+  EXPECT_TRUE(replay.run(50'000));
+  EXPECT_EQ(replay.live_high_bytes(), live_high);
+  EXPECT_EQ(heap.num_broken, 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Training, Replay,
