@@ -151,6 +151,30 @@ TEST(ArenaThreads, ArenaMayGoWhileThreadsFreeItsBlocks) {
   }
 }
 
+TEST(ArenaThreads, CacheOfALivingThreadDoesNotKeepAnArena) {
+  Budget budget = make_budget(kGiB);
+  std::optional<Arena> arena = make_arena({.budget = &budget});
+  std::latch cached(1);
+  std::latch next_arena(1);
+  std::thread thread([&] {
+    for (std::size_t bytes = 0; bytes < 30'000; bytes += 500) {
+      Arena::free(arena->allocate(bytes));
+    }
+    cached.count_down();
+    next_arena.wait();
+    // The same place, another generation: the old cache is not touched.
+    Arena::free(arena->allocate(500));
+  });
+  cached.wait();
+  EXPECT_GT(arena->stats().cached_bytes, 0u);
+  arena.reset();
+  EXPECT_EQ(budget.usage().total.used_bytes, 0u);
+  arena = make_arena({.budget = &budget});
+  next_arena.count_down();
+  thread.join();
+  EXPECT_EQ(arena->stats().cached_bytes, 0u);
+}
+
 // What the child of a fork does; 0 when all went well.
 int use_arena_in_child(Arena& arena, const Item& inherited) {
   if (!Pattern::intact(inherited.block, inherited.bytes, 7)) return 1;
