@@ -1,10 +1,12 @@
 """zinf's Adam against torch.optim.AdamW(fused=True) and, if it can be imported, DeepSpeedCPUAdam.
 
-Two comparisons, both on the same buffers (huge pages) and the same number of threads:
+Three comparisons, all on the same buffers (huge pages) and the same number of threads:
 
 - fp32: one update.
 - mixed: bf16 gradient in, unscale and clip, update of an fp32 master, bf16 weight out. zinf does it in one
   pass, with a plain or a split master; the others need four: copy to fp32, multiply, update, copy to bf16.
+- clipped: the same with the norm that clipping asks for: zinf sums the squares of the bf16 gradient first, the
+  others take the norm of its fp32 copy.
 
 All contestants run once per round in rotating order; the ratios of each round count, so that a busy machine
 disturbs all alike. Prints medians with quartiles, and one line of JSON.
@@ -25,6 +27,10 @@ from zinf import _C
 
 HYPER = {"lr": 1e-4, "weight_decay": 0.01, "eps": 1e-8}
 FACTOR = 0.37  # scale and clip in one, which is in the peers' favour
+
+
+def clip_factor(norm):
+    return min(1.0, 10.0 / norm)
 
 
 def huge(numel, dtype):
@@ -61,7 +67,14 @@ class Zinf:
         b = self.buffers
         self.steps += 1
         _C.adam_update(
-            weight, grad, b.exp_avg, b.exp_avg_sq, step=self.steps, pool=self.pool, **HYPER, **options
+            weight,
+            grad,
+            b.exp_avg,
+            b.exp_avg_sq,
+            step=self.steps,
+            pool=self.pool,
+            **HYPER,
+            **options,
         )
 
     def fp32(self):
@@ -70,6 +83,13 @@ class Zinf:
     def mixed(self):
         b = self.buffers
         self.update(b.weight16, b.grad16, master=b.weight, clip=FACTOR)
+
+    def norm(self):
+        return _C.sum_of_squares(self.buffers.grad16, pool=self.pool) ** 0.5
+
+    def clipped(self):
+        b = self.buffers
+        self.update(b.weight16, b.grad16, master=b.weight, clip=clip_factor(self.norm()))
 
 
 class ZinfSplit(Zinf):
@@ -80,6 +100,10 @@ class ZinfSplit(Zinf):
     def mixed(self):
         b = self.buffers
         self.update(b.weight16, b.grad16, low=b.low, clip=FACTOR)
+
+    def clipped(self):
+        b = self.buffers
+        self.update(b.weight16, b.grad16, low=b.low, clip=clip_factor(self.norm()))
 
 
 class Peer:
@@ -101,9 +125,15 @@ class Peer:
         self.optimizer.step()
 
     def mixed(self):
+        self.passes(lambda grad: FACTOR)
+
+    def clipped(self):
+        self.passes(lambda grad: clip_factor(torch.linalg.vector_norm(grad).item()))
+
+    def passes(self, factor):
         b = self.buffers
         b.grad.copy_(b.grad16)
-        b.grad.mul_(FACTOR)
+        b.grad.mul_(factor(b.grad))
         self.optimizer.step()
         b.weight16.copy_(b.weight)
 
@@ -161,7 +191,7 @@ def compare(case, contestants, numel, rounds):
         result[name] = {"ns": spread(values), "over_zinf": spread(ratios)}
         ns, ratio = result[name]["ns"], result[name]["over_zinf"]
         print(
-            f"{case:6s} {name:12s} {ns['median']:6.3f} ({ns['q1']:.3f}..{ns['q3']:.3f}) ns/elem, "
+            f"{case:7s} {name:12s} {ns['median']:6.3f} ({ns['q1']:.3f}..{ns['q3']:.3f}) ns/elem, "
             f"{ratio['median']:.3f} ({ratio['q1']:.3f}..{ratio['q3']:.3f}) times zinf's time"
         )
     return result
@@ -196,6 +226,7 @@ def main():
     results = {
         "fp32": compare("fp32", [zinf, *peers], arguments.elems, arguments.rounds),
         "mixed": compare("mixed", [zinf, split, *peers], arguments.elems, arguments.rounds),
+        "clipped": compare("clipped", [zinf, split, *peers], arguments.elems, arguments.rounds),
     }
     print(json.dumps({**setting, **results}))
 

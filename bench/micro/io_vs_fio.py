@@ -96,9 +96,7 @@ def compare(args: argparse.Namespace, path: str, direction: str, block: int, dep
         result[name + "_cpu_per_gb"] = statistics.median(r["cpu_per_gb"] for r in runs)
     for name in rivals:
         speed = [a["gbps"] / b["gbps"] for a, b in zip(rows["zinf"], rows[name], strict=True)]
-        cpu = [
-            a["cpu_per_gb"] / b["cpu_per_gb"] for a, b in zip(rows["zinf"], rows[name], strict=True)
-        ]
+        cpu = [a["cpu_per_gb"] / b["cpu_per_gb"] for a, b in zip(rows["zinf"], rows[name], strict=True)]
         result[f"speed_vs_{name}"] = statistics.median(speed)
         result[f"cpu_vs_{name}"] = statistics.median(cpu)
         print(

@@ -100,9 +100,7 @@ class Llama(nn.Module):
     def __init__(self, vocab=32000, width=512, heads=8, kv_heads=2, depth=8):
         super().__init__()
         self.embed = nn.Embedding(vocab, width)
-        self.blocks = nn.ModuleList(
-            LlamaBlock(width, heads, kv_heads, 1408) for _ in range(depth)
-        )
+        self.blocks = nn.ModuleList(LlamaBlock(width, heads, kv_heads, 1408) for _ in range(depth))
         self.norm = nn.RMSNorm(width)
         self.head = nn.Linear(width, vocab, bias=False)
         self.inv_freq = 10000.0 ** (-torch.arange(0, 64, 2) / 64)

@@ -23,9 +23,9 @@ class ThreadPool {
 
   // Calls body(begin, end) over pieces of [0, count), whose bounds are
   // multiples of `grain` (the last one ends at count); returns when all are
-  // done. Pieces are contiguous, about one per thread, and depend on count and
-  // grain only by their bounds: a body that treats elements one by one gives
-  // the same result for any number of threads. `body` must not throw.
+  // done. Pieces are contiguous, a few per thread, and which thread runs which
+  // is open: a body that treats elements one by one gives the same result for
+  // any number of threads. `body` must not throw.
   void run(std::size_t count, std::size_t grain,
            const std::function<void(std::size_t begin, std::size_t end)>& body);
 

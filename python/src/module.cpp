@@ -25,7 +25,6 @@ void translate(std::exception_ptr thrown) {
 
 PYBIND11_MODULE(_C, module) {
   module.attr("__version__") = zinf::version();
-  module.attr("torch_version") = ZINF_TORCH_VERSION;
   py::register_local_exception_translator(translate);
   zinf::bind_adam(module);
 }

@@ -2,18 +2,15 @@
 
 import torch
 
-try:
-    from zinf import _C
-except ImportError as error:  # another torch may lack symbols that the module needs
-    raise ImportError(
-        f"zinf's C++ module, built for torch 2.13, does not load with torch {torch.__version__}: {error}"
-    ) from error
+from zinf._build import TORCH_VERSION
 
-if torch.__version__ != _C.torch_version:
+if torch.__version__ != TORCH_VERSION:
     raise ImportError(
-        f"zinf was built for torch {_C.torch_version}, but torch {torch.__version__} is installed: "
+        f"zinf was built for torch {TORCH_VERSION}, but torch {torch.__version__} is installed: "
         "install that version, or build zinf again"
     )
+
+from zinf import _C  # noqa: E402
 
 __version__ = _C.__version__
 __all__ = ["__version__"]

@@ -31,6 +31,12 @@ std::string nearest_name(std::string_view name,
   std::size_t best_distance = std::max<std::size_t>(name.size() / 3, 1) + 1;
   for (const std::string& candidate : known) {
     std::size_t distance = edit_distance(name, candidate);
+    // "uring" means "io_uring", however much is missing.
+    bool part = name.size() >= 3 && candidate.find(name) != std::string::npos;
+    if (part && best.empty()) {
+      best = candidate;
+      continue;
+    }
     if (distance < best_distance) {
       best = candidate;
       best_distance = distance;

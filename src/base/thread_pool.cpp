@@ -8,6 +8,13 @@
 #include "src/base/mutex.h"
 
 namespace zinf {
+namespace {
+
+// More than one, so that a thread which the system took away for a while does
+// not hold up the others.
+constexpr std::size_t kPiecesPerThread = 16;
+
+}  // namespace
 
 // A job is a number of pieces; the caller and the workers take the next piece
 // until none is left. The job lives on the caller's stack: run() returns only
@@ -38,7 +45,8 @@ class ThreadPool::Impl {
     ZINF_CHECK(grain > 0, "a grain of zero");
     if (count == 0) return;
     std::size_t grains = (count + grain - 1) / grain;
-    std::size_t per_piece = (grains + threads() - 1) / threads();
+    auto pieces = static_cast<std::size_t>(threads()) * kPiecesPerThread;
+    std::size_t per_piece = (grains + pieces - 1) / pieces;
     std::size_t piece = per_piece * grain;
     if (workers_.empty() || piece >= count) {
       body(0, count);

@@ -12,6 +12,7 @@ TEST(Suggest, FindsTheNearestKnownName) {
   EXPECT_EQ(nearest_name("--blok", known), "--block");
   EXPECT_EQ(nearest_name("--bakcend", known), "--backend");
   EXPECT_EQ(nearest_name("--depth", known), "--depth");
+  EXPECT_EQ(nearest_name("back", known), "--backend");
 }
 
 TEST(Suggest, SaysNothingWhenNothingIsNear) {
