@@ -5,8 +5,8 @@ Three comparisons, all on the same buffers (huge pages) and the same number of t
 - fp32: one update.
 - mixed: bf16 gradient in, unscale and clip, update of an fp32 master, bf16 weight out. zinf does it in one
   pass, with a plain or a split master; the others need four: copy to fp32, multiply, update, copy to bf16.
-- clipped: the same with the norm that clipping asks for: zinf sums the squares of the bf16 gradient first, the
-  others take the norm of its fp32 copy.
+- clipped: the same with the norm that clipping asks for: zinf sums the squares of the bf16 gradient first,
+  the others take the norm of its fp32 copy.
 
 All contestants run once per round in rotating order; the ratios of each round count, so that a busy machine
 disturbs all alike. Prints medians with quartiles, and one line of JSON.

@@ -10,7 +10,7 @@ if torch.__version__ != TORCH_VERSION:
         "install that version, or build zinf again"
     )
 
-from zinf import _C  # noqa: E402
+from zinf import _C
 
 __version__ = _C.__version__
 __all__ = ["__version__"]

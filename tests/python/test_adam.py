@@ -1,8 +1,5 @@
 """zinf's Adam against torch itself, bit by bit."""
 
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
