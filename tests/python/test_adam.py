@@ -1,6 +1,5 @@
 """zinf's Adam against torch itself, bit by bit."""
 
-
 import pytest
 import torch
 from zinf import _C
