@@ -14,6 +14,8 @@ if(NOT ZINF_TORCH_DIR)
                       "'make setup', or build without it (-DZINF_TORCH=OFF)")
 endif()
 
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
+                                       ${ZINF_TORCH_DIR}/version.py)
 file(STRINGS ${ZINF_TORCH_DIR}/version.py line REGEX "^__version__")
 string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+[^']*" ZINF_TORCH_VERSION "${line}")
 if(NOT ZINF_TORCH_VERSION MATCHES "^2\\.13\\.")

@@ -281,11 +281,12 @@ void run(const Arguments& arguments) {
   verify();
   Memory memory(arguments.elems);
   std::vector<double> sums(num_sum_blocks(arguments.elems));
-  ThreadPool pool(arguments.threads);
+  std::unique_ptr<ThreadPool> pool =
+      ThreadPool::create(arguments.threads).value();
   std::printf("%-18s %27s %27s %23s\n", "medians (quartiles)", "memory ns/elem",
               "zinf ns/elem", "ratio");
   std::string json;
-  for (const Case& one : make_cases(memory, sums, pool)) {
+  for (const Case& one : make_cases(memory, sums, *pool)) {
     Timing t = time_case(one, arguments.elems, arguments.pairs);
     std::printf(
         "%-18s %7.3f (%.3f..%.3f) %5.1f GB/s %7.3f (%.3f..%.3f) "

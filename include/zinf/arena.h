@@ -22,7 +22,8 @@ struct ArenaOptions {
   const Budget* budget = nullptr;
   Tag tag = Tag::kActivation;
 
-  // Called, without any lock, when the budget refuses and purging was not
+  // Called, without any lock and with whole pages of 2 MiB, when the budget
+  // refuses and purging was not
   // enough: give memory back and return true, then the allocation tries again;
   // or return false, then it fails. It may free blocks of this arena, but must
   // not allocate from it.

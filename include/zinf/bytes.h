@@ -15,7 +15,7 @@ namespace zinf {
 // text that says what to write instead.
 Result<std::uint64_t> parse_bytes(std::string_view text);
 
-// For people, binary and at most three digits after the point: "1.5 GiB",
+// For people, binary, three significant digits: "1.5 GiB",
 // "4 KiB", "17 B".
 std::string format_bytes(std::uint64_t bytes);
 

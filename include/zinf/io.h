@@ -14,7 +14,6 @@
 //   ZINF_TRY(io->sync(file).wait());
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -51,6 +50,7 @@ struct Fault {
     kError,  // nothing is transferred, `errnum` comes back
     kShort,  // half is transferred, its count comes back
     kTorn,   // half is transferred, `errnum` comes back
+    kLost,   // nothing is transferred, but success comes back
     kDelay,  // the completion comes `delay` later
   };
   Kind kind = Kind::kError;
@@ -85,7 +85,8 @@ struct Options {
 enum class Open : std::uint8_t {
   kExisting,  // must exist; its size stays
   kCreate,    // must not exist; gets `bytes`, preallocated
-  kReplace,   // as kCreate, but an existing file is emptied first
+  kReplace,   // as kCreate, but an existing regular file is emptied first; it
+              // stays, empty, when there is no room for the new size
 };
 
 struct OpenOptions {
@@ -99,7 +100,9 @@ struct RequestState;
 class Pump;
 }  // namespace detail
 
-// An open file of fixed size. Move-only; closing waits for its requests.
+// An open file of fixed size. Move-only; closing waits for its requests. One
+// thread at a time; it may be used by many for submitting. After close() only
+// destruction, assignment and close() are left.
 class File {
  public:
   File() = default;
@@ -125,7 +128,7 @@ class File {
 
 // One submitted request. Move-only. Its memory must stay until it is done; the
 // destructor of an unfinished request waits for it, and logs an error that
-// nobody has asked for.
+// nobody has asked for. One thread at a time.
 class [[nodiscard]] Request {
  public:
   Request() = default;
@@ -149,6 +152,7 @@ Status wait_all(std::span<Request> requests);
 // Memory that the kernel has mapped once and for all: less CPU per transfer.
 // Move-only; unregisters at destruction. Not active where limits forbid it
 // (RLIMIT_MEMLOCK) or the back end has no such thing: transfers work as well.
+// One thread at a time.
 class Registration {
  public:
   Registration() = default;

@@ -61,12 +61,9 @@ std::optional<double> py_adam_update(
 void bind_adam(py::module_& module) {
   py::class_<ThreadPool>(module, "ThreadPool")
       .def(py::init([](int threads) {
-             if (threads < 1) {
-               throw Error(Status::error(
-                   Code::kInvalid,
-                   strf("threads is %d, must be at least 1", threads)));
-             }
-             return std::make_unique<ThreadPool>(threads);
+             auto pool = ThreadPool::create(threads);
+             throw_if_error(pool.status());
+             return std::move(pool).value();
            }),
            py::arg("threads"))
       .def_property_readonly("threads", &ThreadPool::threads);

@@ -78,6 +78,7 @@ Result<std::uint64_t> parse_bytes(std::string_view text) {
   std::string unit = lower(strip(rest));
   for (const Unit& known : kUnits) {
     if (unit != known.name) continue;
+    if (unit.empty()) return bad_size(text, "a part of a byte; " + general);
     double bytes = number * known.bytes;
     if (bytes >= 0x1p64) return bad_size(text, "it does not fit in 64 bits");
     return static_cast<std::uint64_t>(bytes);

@@ -6,6 +6,8 @@
 
 #include "src/base/check.h"
 #include "src/base/mutex.h"
+#include "src/base/start_thread.h"
+#include "src/base/strf.h"
 
 namespace zinf {
 namespace {
@@ -23,11 +25,13 @@ class ThreadPool::Impl {
  public:
   using Body = std::function<void(std::size_t, std::size_t)>;
 
-  explicit Impl(int threads) {
-    ZINF_CHECK(threads >= 1, "a pool of %d threads", threads);
+  Status start(int threads) {
     for (int i = 1; i < threads; ++i) {
-      workers_.emplace_back([this] { work(); });
+      std::thread worker;
+      ZINF_TRY(start_thread(worker, [this] { work(); }));
+      workers_.push_back(std::move(worker));
     }
+    return {};
   }
 
   ~Impl() {
@@ -105,7 +109,7 @@ class ThreadPool::Impl {
     }
   }
 
-  std::vector<std::thread> workers_;  // const after construction
+  std::vector<std::thread> workers_;  // const after start()
 
   Mutex turn_;  // held by the caller whose job is running
 
@@ -116,7 +120,17 @@ class ThreadPool::Impl {
   Job job_ ZINF_GUARDED_BY(mutex_);
 };
 
-ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>(threads)) {}
+Result<std::unique_ptr<ThreadPool>> ThreadPool::create(int threads) {
+  if (threads < 1) {
+    return Status::error(Code::kInvalid,
+                         strf("threads is %d, must be at least 1", threads));
+  }
+  auto impl = std::make_unique<Impl>();
+  ZINF_TRY(impl->start(threads));
+  return std::unique_ptr<ThreadPool>(new ThreadPool(std::move(impl)));
+}
+
+ThreadPool::ThreadPool(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ThreadPool::~ThreadPool() = default;
 int ThreadPool::threads() const { return impl_->threads(); }
 

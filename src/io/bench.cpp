@@ -1,5 +1,4 @@
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -8,15 +7,17 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <deque>
+#include <latch>
 #include <optional>
 #include <thread>
 #include <vector>
 
 #include "src/base/align.h"
-#include "src/base/check.h"
+#include "src/base/mapping.h"
+#include "src/base/start_thread.h"
 #include "src/base/strf.h"
+#include "src/io/bench_pages.h"
 #include "src/io/scratch.h"
 #include "zinf/bytes.h"
 #include "zinf/io_bench.h"
@@ -51,47 +52,12 @@ class Stopwatch {
   Clock::time_point begin_ = Clock::now();
 };
 
-// Anonymous memory on huge pages where the system gives them.
-class Memory {
- public:
-  explicit Memory(std::size_t bytes) : bytes_(align_up(bytes, kHugePage)) {
-    void* data = mmap(nullptr, bytes_ + kHugePage, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    ZINF_CHECK(data != MAP_FAILED, "no memory for %zu bytes", bytes_);
-    mapping_ = static_cast<std::byte*>(data);
-    auto address = reinterpret_cast<std::uintptr_t>(mapping_);
-    data_ = mapping_ + (align_up(address, kHugePage) - address);
-    madvise(data_, bytes_, MADV_HUGEPAGE);
-    std::memset(data_, 0, bytes_);
-  }
-  ~Memory() { munmap(mapping_, bytes_ + kHugePage); }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-
-  std::span<std::byte> span(std::size_t begin, std::size_t bytes) {
-    return {data_ + begin, bytes};
-  }
-  std::span<std::byte> all() { return {data_, bytes_}; }
-
- private:
-  std::size_t bytes_;
-  std::byte* mapping_ = nullptr;
-  std::byte* data_ = nullptr;
-};
-
-void fill_random(std::span<std::byte> memory, std::uint64_t seed) {
-  std::uint64_t state = seed;
-  for (std::size_t i = 0; i + 8 <= memory.size(); i += 8) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    std::uint64_t word = state ^ (state >> 29);
-    std::memcpy(memory.data() + i, &word, 8);
-  }
-}
-
 }  // namespace
 
-// Request i moves bytes [i, i + 1) x request_bytes_ and uses slot i % kSlots; a
-// slot's content to write never changes, so every byte of the file is known.
+// The file is cut into places of request_bytes_; a place is written from and
+// read into the slot place % kSlots. Every page says where it belongs and which
+// pass wrote it (bench_pages.h), so a transfer that went elsewhere or nowhere
+// shows.
 class Bench::Impl {
  public:
   Impl(std::optional<Scratch> scratch, std::string path, std::string name,
@@ -104,116 +70,74 @@ class Bench::Impl {
   Status open(const Options& options) {
     file_.close();
     io_.reset();
-    memory_.reset();
+    memory_ = {};
     ZINF_ASSIGN(io_, Io::create(options));
     ZINF_ASSIGN(file_, io_->open(path_, {}));
-    request_bytes_ = static_cast<std::size_t>(std::max<std::uint64_t>(
-        options.block_bytes,
-        align_up(
-            options.block_bytes * static_cast<std::size_t>(options.depth) / 2,
-            options.block_bytes)));
-    memory_ = std::make_unique<Memory>(2 * kSlots * request_bytes_);
-    for (std::size_t slot = 0; slot < kSlots; ++slot) {
-      fill_random(out(slot), slot + 1);
-    }
-    registration_ = io_->register_memory(memory_->all());
+    std::uint64_t half_depth = std::uint64_t{options.block_bytes} *
+                               static_cast<unsigned>(options.depth + 1) / 2;
+    request_bytes_ = static_cast<std::size_t>(
+        std::min(align_up(half_depth, std::uint64_t{kPage}), bytes_));
+    ZINF_ASSIGN(memory_, Mapping::create(2 * kSlots * request_bytes_));
+    fill_pages(memory_.span().first(kSlots * request_bytes_));
+    registration_ = io_->register_memory(memory_.span());
+    passes_.assign(num_places(), 0);
     return run(Direction::kWrite).status();
   }
 
   Result<Sample> run(Direction direction) {
-    std::size_t count = requests();
-    std::size_t half = count / 2;
-    auto submit = [&](std::size_t i) {
-      bool write = direction == Direction::kWrite ||
-                   (direction == Direction::kMix && i % 2 == 0);
-      // A mix writes the first half of the file and reads the second.
-      std::size_t place = direction != Direction::kMix ? i
-                          : write                      ? i / 2
-                                                       : half + i / 2;
-      place = std::min(place, count - 1);
-      std::size_t bytes = request_size(place);
-      auto offset = std::uint64_t{place} * request_bytes_;
-      return write ? io_->write(file_, offset, out(place).first(bytes))
-                   : io_->read(file_, offset, in(i).first(bytes));
-    };
+    std::vector<Step> steps = steps_of(direction);
+    if (steps.empty()) {
+      return Status::error(
+          Code::kInvalid,
+          strf("%s: too small to read one part while another is written; %s "
+               "would do",
+               name_.c_str(), format_bytes(2 * request_bytes_).c_str()));
+    }
+    ++pass_;
+    spoil_pages(memory_.span().subspan(kSlots * request_bytes_));
     std::deque<Request> pending;
+    std::uint64_t moved = 0;
     Stopwatch watch;
-    for (std::size_t i = 0; i < count; ++i) {
+    for (const Step& step : steps) {
       if (pending.size() == kSlots) {
         ZINF_TRY(pending.front().wait());
         pending.pop_front();
-        report(i);
+        report(moved);
       }
-      pending.push_back(submit(i));
+      pending.push_back(submit(step));
+      moved += place_bytes(step.place);
     }
     for (Request& request : pending) ZINF_TRY(request.wait());
-    report(count);
-    return watch.stop(bytes_);
+    Sample sample = watch.stop(moved);
+    report(moved);
+    // What was read last is still there.
+    std::size_t last = steps.size() - std::min(steps.size(), kSlots);
+    for (std::size_t i = last; i < steps.size(); ++i) {
+      if (!steps[i].write) ZINF_TRY(check(steps[i].place));
+    }
+    return sample;
   }
 
   Result<Sample> run_plain(Direction direction, int threads) {
     int fd = ::open(path_.c_str(),
                     O_RDWR | O_CLOEXEC | (file_.direct() ? O_DIRECT : 0));
     if (fd < 0) return Status::system("open", name_, errno);
-    std::size_t block = io_->options().block_bytes;
-    std::size_t blocks = static_cast<std::size_t>((bytes_ + block - 1) / block);
-    std::atomic<std::size_t> next = 0;
-    std::atomic<int> error = 0;
-    auto work = [&](std::size_t thread) {
-      // Content that verify() expects: a block of the request that covers it.
-      auto into =
-          memory_->span(kSlots * request_bytes_ + thread * block, block);
-      while (error == 0) {
-        std::size_t i = next++;
-        if (i >= blocks) return;
-        std::uint64_t offset = std::uint64_t{i} * block;
-        auto bytes = static_cast<std::size_t>(
-            std::min<std::uint64_t>(block, bytes_ - offset));
-        auto place = static_cast<std::size_t>(offset / request_bytes_);
-        auto from = out(place).subspan(offset % request_bytes_, bytes);
-        auto at = static_cast<off_t>(offset);
-        ssize_t moved = direction == Direction::kRead
-                            ? pread(fd, into.data(), bytes, at)
-                            : pwrite(fd, from.data(), bytes, at);
-        if (moved != static_cast<ssize_t>(bytes)) {
-          error = moved < 0 ? errno : EIO;
-        }
-      }
-    };
-    // The free half of the memory has room for so many blocks.
-    auto room = static_cast<int>(kSlots * request_bytes_ / block);
-    int count = std::min(threads, room);
-    std::vector<std::thread> workers;
-    workers.reserve(static_cast<std::size_t>(count));
-    Stopwatch watch;
-    for (int i = 0; i < count; ++i) {
-      workers.emplace_back(work, static_cast<std::size_t>(i));
-    }
-    for (std::thread& worker : workers) worker.join();
-    Sample sample = watch.stop(bytes_);
+    ++pass_;
+    PlainLoop loop(*this, fd, direction);
+    Result<Sample> sample = loop.run(threads);
     ::close(fd);
-    if (error != 0) return Status::system("measure plainly", name_, error);
+    if (direction == Direction::kWrite) passes_.assign(num_places(), pass_);
     return sample;
   }
 
   Status verify() {
-    for (std::size_t i = 0; i < requests(); ++i) {
-      std::size_t bytes = request_size(i);
-      std::uint64_t offset = std::uint64_t{i} * request_bytes_;
-      auto got = in(i).first(bytes);
-      ZINF_TRY(io_->read(file_, offset, got).wait());
-      auto wanted = out(i).first(bytes);
-      auto [bad, expected] =
-          std::mismatch(got.begin(), got.end(), wanted.begin());
-      if (bad != got.end()) {
-        std::uint64_t where =
-            offset + static_cast<std::uint64_t>(bad - got.begin());
-        return Status::error(
-            Code::kCorrupt,
-            strf("verify %s: byte %llu is not what was written", name_.c_str(),
-                 static_cast<unsigned long long>(where)));
-      }
-      report(i + 1);
+    std::uint64_t done = 0;
+    for (std::size_t place = 0; place < num_places(); ++place) {
+      spoil_pages(in(place));
+      ZINF_TRY(io_->read(file_, offset_of(place), in(place)).wait());
+      ZINF_TRY(check(place));
+      done += place_bytes(place);
+      report(done);
     }
     return {};
   }
@@ -223,26 +147,138 @@ class Bench::Impl {
   void set_progress(Progress progress) { progress_ = std::move(progress); }
 
  private:
-  std::size_t requests() const {
+  struct Step {
+    std::size_t place;
+    bool write;
+  };
+
+  // pread and pwrite of whole blocks by threads that take the next one.
+  class PlainLoop {
+   public:
+    PlainLoop(Impl& impl, int fd, Direction direction)
+        : impl_(impl), fd_(fd), write_(direction == Direction::kWrite) {}
+
+    Result<Sample> run(int threads) {
+      std::span<std::byte> memory = impl_.memory_.span();
+      auto room = static_cast<int>(memory.size() / block());
+      int count = std::clamp(threads, 1, std::max(room, 1));
+      fill_pages(memory);
+      std::vector<std::thread> workers(static_cast<std::size_t>(count));
+      Status status;
+      std::latch ready(count);
+      for (std::size_t i = 0; i < workers.size() && status.ok(); ++i) {
+        status = start_thread(workers[i], [this, i, memory, &ready] {
+          ready.count_down();
+          begin_.wait(false);
+          work(memory.subspan(i * block(), block()));
+        });
+        if (!status.ok()) error_ = status.errnum();
+      }
+      if (status.ok()) ready.wait();
+      Stopwatch watch;
+      begin_ = true;
+      begin_.notify_all();
+      for (std::thread& worker : workers) {
+        if (worker.joinable()) worker.join();
+      }
+      Sample sample = watch.stop(impl_.bytes_);
+      // The slots to write from are whole again for the next run.
+      fill_pages(memory.first(kSlots * impl_.request_bytes_));
+      if (error_ != 0) {
+        return Status::system("measure plainly", impl_.name_, error_);
+      }
+      return sample;
+    }
+
+   private:
+    std::size_t block() const {
+      return std::min(impl_.io_->options().block_bytes,
+                      2 * kSlots * impl_.request_bytes_);
+    }
+
+    void work(std::span<std::byte> memory) {
+      while (error_ == 0) {
+        std::uint64_t offset = next_.fetch_add(block());
+        if (offset >= impl_.bytes_) return;
+        auto bytes = static_cast<std::size_t>(
+            std::min<std::uint64_t>(block(), impl_.bytes_ - offset));
+        auto at = static_cast<off_t>(offset);
+        if (write_) stamp_pages(memory.first(bytes), offset, impl_.pass_);
+        ssize_t moved = write_ ? pwrite(fd_, memory.data(), bytes, at)
+                               : pread(fd_, memory.data(), bytes, at);
+        if (moved != static_cast<ssize_t>(bytes)) {
+          error_ = moved < 0 ? errno : EIO;
+        }
+      }
+    }
+
+    Impl& impl_;
+    const int fd_;
+    const bool write_;
+    std::atomic<std::uint64_t> next_ = 0;
+    std::atomic<int> error_ = 0;
+    std::atomic<bool> begin_ = false;
+  };
+
+  // A mix writes the first half of the file while it reads the second.
+  std::vector<Step> steps_of(Direction direction) const {
+    std::vector<Step> steps;
+    if (direction != Direction::kMix) {
+      for (std::size_t place = 0; place < num_places(); ++place) {
+        steps.push_back({place, direction == Direction::kWrite});
+      }
+      return steps;
+    }
+    std::size_t half = num_places() / 2;
+    for (std::size_t place = 0; place < half; ++place) {
+      steps.push_back({place, true});
+      steps.push_back({half + place, false});
+    }
+    return steps;
+  }
+
+  // The slot is free: what used it last came kSlots steps or more before.
+  Request submit(const Step& step) {
+    std::uint64_t offset = offset_of(step.place);
+    if (!step.write) return io_->read(file_, offset, in(step.place));
+    stamp_pages(out(step.place), offset, pass_);
+    passes_[step.place] = pass_;
+    return io_->write(file_, offset, out(step.place));
+  }
+
+  Status check(std::size_t place) {
+    std::uint64_t offset = offset_of(place);
+    std::optional<std::size_t> wrong =
+        first_wrong_byte(in(place), offset, passes_[place]);
+    if (!wrong) return {};
+    return Status::error(
+        Code::kCorrupt,
+        strf("verify %s: byte %llu is not what was written", name_.c_str(),
+             static_cast<unsigned long long>(offset + *wrong)));
+  }
+
+  std::size_t num_places() const {
     return static_cast<std::size_t>((bytes_ + request_bytes_ - 1) /
                                     request_bytes_);
   }
-  std::size_t request_size(std::size_t i) const {
-    std::uint64_t left = bytes_ - std::uint64_t{i} * request_bytes_;
+  std::uint64_t offset_of(std::size_t place) const {
+    return std::uint64_t{place} * request_bytes_;
+  }
+  std::size_t place_bytes(std::size_t place) const {
     return static_cast<std::size_t>(
-        std::min<std::uint64_t>(request_bytes_, left));
+        std::min<std::uint64_t>(request_bytes_, bytes_ - offset_of(place)));
   }
-  std::span<std::byte> out(std::size_t i) {
-    return memory_->span(i % kSlots * request_bytes_, request_bytes_);
+  std::span<std::byte> slot(std::size_t number, std::size_t place) {
+    return memory_.span().subspan(number * request_bytes_, place_bytes(place));
   }
-  std::span<std::byte> in(std::size_t i) {
-    return memory_->span((kSlots + i % kSlots) * request_bytes_,
-                         request_bytes_);
+  std::span<std::byte> out(std::size_t place) {
+    return slot(place % kSlots, place);
   }
-  void report(std::size_t requests_done) {
-    if (!progress_) return;
-    progress_(std::min(bytes_, std::uint64_t{requests_done} * request_bytes_),
-              bytes_);
+  std::span<std::byte> in(std::size_t place) {
+    return slot(kSlots + place % kSlots, place);
+  }
+  void report(std::uint64_t done) {
+    if (progress_) progress_(done, bytes_);
   }
 
   std::optional<Scratch> scratch_;
@@ -252,11 +288,14 @@ class Bench::Impl {
   Progress progress_;
 
   // In the order of their making; the memory goes after what refers to it.
-  std::unique_ptr<Memory> memory_;
+  Mapping memory_;
   std::unique_ptr<Io> io_;
   Registration registration_;
   File file_;
   std::size_t request_bytes_ = 0;
+
+  std::uint64_t pass_ = 0;
+  std::vector<std::uint64_t> passes_;  // that wrote each place last
 };
 
 Bench::Bench(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

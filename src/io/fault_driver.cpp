@@ -50,6 +50,11 @@ class FaultDriver final : public Driver {
       ready_.push_back(op);
       return;
     }
+    if (fault->kind == Fault::Kind::kLost) {
+      op->result = static_cast<std::int64_t>(op->bytes);
+      ready_.push_back(op);
+      return;
+    }
     altered_[op] = {*fault, op->bytes, op->direct};
     bool halved = fault->kind != Fault::Kind::kDelay && op->bytes > 1;
     if (halved) {

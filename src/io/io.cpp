@@ -28,7 +28,6 @@ Status check_transfer(Operation operation, const detail::FileState& file,
         strf("%s %s at offset %llu: %s", operation_name(operation).data(),
              file.path.c_str(), number(offset), why.c_str()));
   };
-  if (!file.open) return refuse("the file is closed");
   if (operation == Operation::kSync) return {};
   if (bytes == 0) return refuse("zero bytes");
   std::uint64_t size = file.opened.bytes;
@@ -195,8 +194,8 @@ Result<File> Io::open(const std::string& path, const OpenOptions& options) {
   ZINF_ASSIGN(OpenedFile opened, pump_->open(path, options));
   if (!opened.note.empty() && this->options().caching == Caching::kDirect &&
       backend() != Backend::kMemory) {
-    log(LogLevel::kInfo, "io: %s goes through the page cache: %s", path.c_str(),
-        opened.note.c_str());
+    log(LogLevel::kWarning, "io: %s goes through the page cache: %s",
+        path.c_str(), opened.note.c_str());
   }
   auto state = std::make_shared<detail::FileState>();
   state->pump = pump_;

@@ -6,6 +6,7 @@
 #include <sys/statfs.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <utility>
 
@@ -15,23 +16,6 @@
 
 namespace zinf::io {
 namespace {
-
-// Closes on every way out; release() keeps the descriptor.
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
 
 bool lives_in_memory(int fd) {
   struct statfs fs{};
@@ -57,14 +41,70 @@ Status preallocate(int fd, const std::string& path, std::uint64_t bytes) {
                         path, error);
 }
 
-Result<int> open_buffered(const std::string& path, const OpenOptions& options) {
-  int flags = O_RDWR | O_CLOEXEC;
-  if (options.mode == Open::kCreate) flags |= O_CREAT | O_EXCL;
-  if (options.mode == Open::kReplace) flags |= O_CREAT | O_TRUNC;
-  int fd = ::open(path.c_str(), flags, 0600);
-  if (fd >= 0) return fd;
-  const char* operation = options.mode == Open::kExisting ? "open" : "create";
-  return Status::system(operation, path, errno);
+// Opens the path; what it makes, it takes away again unless keep() is called.
+class NewOrOld {
+ public:
+  NewOrOld(const std::string& path, Open mode) : path_(path) {
+    if (mode != Open::kExisting) {
+      fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_CREAT | O_EXCL, 0600);
+      made_ = fd_ >= 0;
+    }
+    bool old = mode == Open::kExisting ||
+               (mode == Open::kReplace && fd_ < 0 && errno == EEXIST);
+    if (old) fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    error_ = fd_ >= 0 ? 0 : errno;
+  }
+  ~NewOrOld() {
+    if (fd_ < 0) return;
+    ::close(fd_);
+    if (made_) unlink(path_.c_str());
+  }
+  NewOrOld(const NewOrOld&) = delete;
+  NewOrOld& operator=(const NewOrOld&) = delete;
+
+  int fd() const { return fd_; }
+  int error() const { return error_; }
+  int keep() { return std::exchange(fd_, -1); }
+
+ private:
+  const std::string& path_;
+  int fd_ = -1;
+  int error_ = 0;
+  bool made_ = false;
+};
+
+// The size of the file after this; `bytes` is taken in the modes that set it.
+Result<std::uint64_t> set_size(int fd, const std::string& path,
+                               const OpenOptions& options) {
+  struct stat info{};
+  if (fstat(fd, &info) != 0) return Status::system("stat", path, errno);
+  if (!S_ISREG(info.st_mode)) {
+    return Status::error(Code::kInvalid, path + " is not a regular file");
+  }
+  if (options.mode == Open::kExisting) {
+    return static_cast<std::uint64_t>(info.st_size);
+  }
+  if (ftruncate(fd, 0) != 0) return Status::system("empty", path, errno);
+  ZINF_TRY(preallocate(fd, path, options.bytes));
+  return options.bytes;
+}
+
+// A second, direct descriptor of the same file; -1 where its file system opens
+// it but does not move a page that way.
+Result<int> open_direct(int fd, const std::string& path, std::uint64_t bytes) {
+  std::string same = "/proc/self/fd/" + std::to_string(fd);
+  int direct = ::open(same.c_str(), O_RDWR | O_CLOEXEC | O_DIRECT);
+  if (direct < 0) {
+    if (errno == EINVAL) return -1;
+    return Status::system("open with O_DIRECT", path, errno);
+  }
+  if (bytes < File::kAlignment) return direct;
+  alignas(File::kAlignment) std::array<std::byte, File::kAlignment> page;
+  if (pread(direct, page.data(), page.size(), 0) < 0 && errno == EINVAL) {
+    ::close(direct);
+    return -1;
+  }
+  return direct;
 }
 
 }  // namespace
@@ -77,39 +117,24 @@ PosixDriver::~PosixDriver() {
 
 Result<OpenedFile> PosixDriver::open(const std::string& path,
                                      const OpenOptions& options) {
-  ZINF_ASSIGN(int fd, open_buffered(path, options));
-  Descriptor buffered(fd);
-  OpenedFile opened;
-  if (options.mode == Open::kExisting) {
-    struct stat info{};
-    if (fstat(fd, &info) != 0) return Status::system("stat", path, errno);
-    if (!S_ISREG(info.st_mode)) {
-      return Status::error(Code::kInvalid, path + " is not a regular file");
-    }
-    opened.bytes = static_cast<std::uint64_t>(info.st_size);
-  } else {
-    Status reserved = preallocate(fd, path, options.bytes);
-    if (!reserved.ok()) {
-      unlink(path.c_str());  // it was made here, and nobody can use it
-      return reserved;
-    }
-    opened.bytes = options.bytes;
+  NewOrOld file(path, options.mode);
+  if (file.fd() < 0) {
+    const char* operation = options.mode == Open::kExisting ? "open" : "create";
+    return Status::system(operation, path, file.error());
   }
-
+  OpenedFile opened;
+  ZINF_ASSIGN(opened.bytes, set_size(file.fd(), path, options));
   int direct = -1;
   if (caching_ == Caching::kBuffered) {
     opened.note = "buffered I/O was asked for";
-  } else if (lives_in_memory(fd)) {
+  } else if (lives_in_memory(file.fd())) {
     opened.note = "its file system lives in memory";
   } else {
-    direct = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_DIRECT);
-    if (direct < 0 && errno != EINVAL) {
-      return Status::system("open with O_DIRECT", path, errno);
-    }
+    ZINF_ASSIGN(direct, open_direct(file.fd(), path, opened.bytes));
     if (direct < 0) opened.note = "its file system has no O_DIRECT";
   }
   opened.direct = direct >= 0;
-  opened.file = install({buffered.release(), direct});
+  opened.file = install({file.keep(), direct});
   return opened;
 }
 

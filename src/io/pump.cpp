@@ -9,6 +9,7 @@
 
 #include "src/base/align.h"
 #include "src/base/check.h"
+#include "src/base/start_thread.h"
 #include "src/base/strf.h"
 #include "zinf/bytes.h"
 #include "zinf/log.h"
@@ -18,6 +19,7 @@ namespace {
 
 constexpr int kMaxRetries = 200;    // of EAGAIN in a row, over about a second
 constexpr int kRetriesAtOnce = 20;  // before it waits in between
+constexpr std::chrono::milliseconds kRetryPause(5);
 constexpr std::size_t kMaxSlotBytes = kGiB;  // the kernel's limit for one
 
 // How much of [offset, offset + left) the next block takes: whole aligned
@@ -65,7 +67,7 @@ Status Pump::start() {
   std::promise<Status> started;
   std::future<Status> outcome = started.get_future();
   // The ring belongs to the thread that makes it.
-  thread_ = std::thread([this, &started] {
+  Status thread = start_thread(thread_, [this, &started] {
     pthread_setname_np(pthread_self(), "zinf-io");
     Status status = choose_driver();
     bool runs = status.ok();
@@ -73,9 +75,9 @@ Status Pump::start() {
     if (runs) run();
     driver_.reset();
   });
-  Status status = outcome.get();
+  Status status = thread.ok() ? outcome.get() : thread;
   if (!status.ok()) {
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
     MutexLock lock(mutex_);
     stopping_ = true;
   }
@@ -181,8 +183,6 @@ Result<OpenedFile> Pump::open(const std::string& path,
 }
 
 void Pump::close(FileState& file) {
-  if (!file.open) return;
-  file.open = false;
   for (int left = file.pending; left > 0; left = file.pending) {
     file.pending.wait(left);
   }
@@ -247,7 +247,7 @@ void Pump::run() {
     issue_blocks();
     if (stopping && free_blocks_.size() == blocks_.size()) break;
     finished.clear();
-    driver_->collect(finished, kForever);
+    driver_->collect(finished, start_due_retries());
     ++counters_.turns;
     for (RawOp* op : finished) complete(static_cast<Block*>(op));
   }
@@ -319,7 +319,6 @@ void Pump::issue(std::shared_ptr<RequestState> request) {
   block->wanted = block->bytes;
   block->begin = block->offset;
   block->retries = 0;
-  block->slot = slot_of(block->data, block->bytes);
   from.issued += block->bytes;
   ++from.blocks;
   block->request = std::move(request);
@@ -328,9 +327,25 @@ void Pump::issue(std::shared_ptr<RequestState> request) {
 
 void Pump::start_block(Block* block) {
   block->direct = block->request->file->opened.direct && aligned(*block);
+  block->slot = slot_of(block->data, block->bytes);
   ++counters_.blocks;
   if (!block->direct && block->bytes > 0) ++counters_.buffered_blocks;
   driver_->start(block);
+}
+
+// Starts the blocks whose pause is over; the time until the next one's is.
+std::chrono::nanoseconds Pump::start_due_retries() {
+  std::chrono::nanoseconds next = kForever;
+  auto now = std::chrono::steady_clock::now();
+  std::erase_if(retries_, [&](const Retry& retry) {
+    if (retry.due > now) {
+      next = std::min<std::chrono::nanoseconds>(next, retry.due - now);
+      return false;
+    }
+    start_block(retry.block);
+    return true;
+  });
+  return next;
 }
 
 int Pump::slot_of(const std::byte* data, std::size_t bytes) const {
@@ -341,7 +356,7 @@ int Pump::slot_of(const std::byte* data, std::size_t bytes) const {
 }
 
 void Pump::complete(Block* block) {
-  if (block->kind != Operation::kSync && continue_block(block)) return;
+  if (continue_block(block)) return;
   RequestState& request = *block->request;
   bool failed = block->result < 0 || block->bytes > 0;
   // The first error stands; a shutdown's cancellation counts as one.
@@ -368,9 +383,11 @@ bool Pump::continue_block(Block* block) {
   if (again && ++block->retries <= kMaxRetries) {
     ++counters_.retried;
     if (block->retries > kRetriesAtOnce) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      retries_.push_back(
+          {block, std::chrono::steady_clock::now() + kRetryPause});
+    } else {
+      start_block(block);
     }
-    start_block(block);
     return true;
   }
   if (block->result <= 0) return false;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -25,7 +26,6 @@ struct FileState {
   std::shared_ptr<Pump> pump;
   std::string path;
   OpenedFile opened;
-  bool open = true;              // touched by the owner of the File only
   std::atomic<int> pending = 0;  // requests that are not done
 };
 
@@ -80,6 +80,10 @@ class Pump {
     std::uint64_t begin = 0;
     int retries = 0;
   };
+  struct Retry {
+    Block* block;
+    std::chrono::steady_clock::time_point due;
+  };
   struct Slot {
     const std::byte* begin;
     const std::byte* end;
@@ -100,6 +104,7 @@ class Pump {
   void issue_blocks();
   void issue(std::shared_ptr<RequestState> request);
   void start_block(Block* block);
+  std::chrono::nanoseconds start_due_retries();
   void complete(Block* block);
   bool continue_block(Block* block);
   void end_block(Block* block);
@@ -120,6 +125,7 @@ class Pump {
   std::vector<std::unique_ptr<Block>> blocks_;       // all, free or in flight
   std::vector<Block*> free_blocks_;
   std::vector<Slot> slots_;
+  std::vector<Retry> retries_;  // blocks that wait for their next try
 
   struct Counters {
     std::atomic<std::uint64_t> bytes_read = 0;

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "src/base/mutex.h"
+#include "src/base/start_thread.h"
 #include "src/base/strf.h"
 #include "src/io/completions.h"
 #include "src/io/posix_driver.h"
@@ -30,8 +31,10 @@ class ThreadsDriver final : public PosixDriver {
 
   Status begin() override {
     for (int i = 0; i < num_threads_; ++i) {
-      threads_.emplace_back([this] { work(); });
-      pthread_setname_np(threads_.back().native_handle(), "zinf-io-worker");
+      std::thread thread;
+      ZINF_TRY(start_thread(thread, [this] { work(); }));
+      pthread_setname_np(thread.native_handle(), "zinf-io-worker");
+      threads_.push_back(std::move(thread));
     }
     return {};
   }

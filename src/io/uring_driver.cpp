@@ -34,6 +34,7 @@ class UringDriver final : public PosixDriver {
   Status begin() override {
     ZINF_TRY(set_up_ring());
     ring_ready_ = true;
+    ZINF_TRY(try_ring());
     wake_fd_ = eventfd(0, EFD_CLOEXEC);
     if (wake_fd_ < 0) return Status::system("create", "eventfd", errno);
     slots_ready_ = io_uring_register_buffers_sparse(&ring_, kMaxSlots) == 0;
@@ -150,6 +151,18 @@ class UringDriver final : public PosixDriver {
       if (result != -EINVAL) break;  // the flags are not the trouble
     }
     return Status::system("set up", "io_uring", -result);
+  }
+
+  // Some systems let a ring be made and then forbid its use.
+  Status try_ring() {
+    io_uring_prep_nop(next_entry());
+    int result = io_uring_submit_and_wait(&ring_, 1);
+    if (result < 0) return Status::system("use", "io_uring", -result);
+    io_uring_cqe* cqe = nullptr;
+    result = io_uring_peek_cqe(&ring_, &cqe);
+    if (result < 0) return Status::system("use", "io_uring", -result);
+    io_uring_cqe_seen(&ring_, cqe);
+    return {};
   }
 
   bool registered(int file) const { return files_ready_ && file < kMaxFiles; }

@@ -111,7 +111,8 @@ Result<void*> ArenaCore::try_allocate(std::size_t bytes, std::size_t alignment,
   for (int calls = 0;; ++calls) {
     Result<void*> block = attempt(OnRefusal::kFail);
     if (block.ok() || block.status().code() != Code::kOverBudget) return block;
-    if (on_pressure_ && calls < kMaxPressureCalls && on_pressure_(bytes)) {
+    if (on_pressure_ && calls < kMaxPressureCalls &&
+        on_pressure_(align_up(bytes, kHugePage))) {
       continue;
     }
     return on_refusal == OnRefusal::kFail ? block : attempt(on_refusal);

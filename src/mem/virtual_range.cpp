@@ -88,6 +88,9 @@ void VirtualRange::advise_huge(std::size_t offset, std::size_t bytes) {
 }
 
 void VirtualRange::discard(std::size_t offset, std::size_t bytes) {
+  if (madvise(base_ + offset, bytes, MADV_DONTNEED) == 0) return;
+  // Locked pages (the program may have called mlockall) are not given back.
+  munlock(base_ + offset, bytes);
   ZINF_CHECK(madvise(base_ + offset, bytes, MADV_DONTNEED) == 0,
              "madvise(DONTNEED) of %zu bytes: errno %d", bytes, errno);
 }

@@ -13,6 +13,7 @@
 #include "src/base/align.h"
 #include "tests/support/buffer.h"
 #include "tests/support/temp_dir.h"
+#include "zinf/disk.h"
 
 namespace zinf::io {
 namespace {
@@ -33,6 +34,13 @@ class IoConformance : public testing::TestWithParam<Case> {
             .block_bytes = 64 * kKiB,
             .depth = 4,
             .threads = 3};
+  }
+
+  void SetUp() override {
+    Status uring = probe_uring();
+    if (GetParam().backend == Backend::kUring && !uring.ok()) {
+      GTEST_SKIP() << uring.text();
+    }
   }
 
   std::unique_ptr<Io> make(const Options& options) {
@@ -195,6 +203,29 @@ TEST_P(IoConformance, ManyRegistrationsRunOutOfSlotsWithoutHarm) {
   EXPECT_TRUE(io->write(file, 0, last).wait().ok());
 }
 
+TEST_P(IoConformance, ARegistrationMayGoWhileItsRequestsRun) {
+  auto io = make({{.kind = Fault::Kind::kShort,
+                   .on = Operation::kWrite,
+                   .probability = 0.5}});
+  File file = create(*io, 4 * kMiB);
+  Buffer memory(4 * kMiB, 1);
+  Registration registration = io->register_memory(memory.span());
+  Request write = io->write(file, 0, memory.span());
+  registration.release();
+  EXPECT_TRUE(write.wait().ok());
+}
+
+TEST_P(IoConformance, ReplaceRefusesWhatIsNoRegularFile) {
+  if (GetParam().backend == Backend::kMemory) GTEST_SKIP() << "no real file";
+  auto io = make();
+  std::string link = dir_.file("device");
+  std::filesystem::create_symlink("/dev/null", link);
+  Result<File> file =
+      io->open(link, {.mode = Open::kReplace, .bytes = 64 * kKiB});
+  EXPECT_EQ(file.status().code(), Code::kInvalid) << file.status().text();
+  EXPECT_TRUE(std::filesystem::exists(link));
+}
+
 TEST_P(IoConformance, ShutdownCancelsWhatIsQueuedAndLaterWork) {
   // Every write is slow, so that most of the big request is still queued.
   auto io = make({{.kind = Fault::Kind::kDelay,
@@ -261,6 +292,7 @@ TEST_P(IoConformance, ShortTransfersAndRetriesAreInvisible) {
                    .errnum = EINTR,
                    .probability = 0.2,
                    .seed = 8},
+                  {.on = Operation::kSync, .errnum = EINTR, .nth = 1},
                   {.kind = Fault::Kind::kShort,
                    .on = Operation::kRead,
                    .probability = 0.3,
@@ -273,6 +305,7 @@ TEST_P(IoConformance, ShortTransfersAndRetriesAreInvisible) {
   Buffer out(4 * kMiB, 1);
   Buffer in(4 * kMiB, 2);
   ASSERT_TRUE(io->write(file, 0, out.span()).wait().ok());
+  ASSERT_TRUE(io->sync(file).wait().ok());
   ASSERT_TRUE(io->read(file, 0, in.span()).wait().ok());
   EXPECT_TRUE(in == out);
   EXPECT_GT(io->stats().continued, 0u);

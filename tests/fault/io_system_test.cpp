@@ -17,6 +17,7 @@
 #include "src/base/align.h"
 #include "tests/support/buffer.h"
 #include "tests/support/child.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/temp_dir.h"
 #include "zinf/disk.h"
 #include "zinf/io.h"
@@ -63,7 +64,7 @@ TEST(IoSystem, FallsBackToThreadsWhereIoUringIsForbidden) {
   TempDir dir;
   ZINF_EXPECT_CHILD_OK([&]() -> std::string {
     if (!forbid_io_uring()) return "skip";
-    if (probe_uring().errnum() != EPERM) return probe_uring().text();
+    if (probe_uring().ok()) return "io_uring was not forbidden";
     Result<std::unique_ptr<Io>> forced =
         Io::create({.backend = Backend::kUring});
     if (forced.ok()) return "a forced io_uring must not fall back";
@@ -81,6 +82,7 @@ TEST(IoSystem, FallsBackToThreadsWhereIoUringIsForbidden) {
 }
 
 TEST(IoSystem, RunsWithoutRegisteredMemoryUnderAMemlockLimit) {
+  if (!probe_uring().ok()) GTEST_SKIP() << probe_uring().text();
   TempDir dir;
   std::filesystem::permissions(dir.path(), std::filesystem::perms::all);
   ZINF_EXPECT_CHILD_OK([&]() -> std::string {
@@ -115,6 +117,51 @@ TEST(IoSystem, AFullDiskIsRefusedAtCreationAndLeavesNothing) {
     Result<Bench> bench = Bench::in_directory(dir.path(), 64 * kMiB);
     if (bench.status().code() != Code::kNoSpace) return bench.status().text();
     return round_trip(*io.value(), dir.file("small"));  // also: buffered works
+  });
+}
+
+TEST(IoSystem, AnOldFileStaysWhenThereIsNoRoomToReplaceIt) {
+  TempDir dir;
+  ZINF_EXPECT_CHILD_OK([&]() -> std::string {
+    if (!mount_tmpfs(dir.path(), "size=8m")) return "skip";
+    Result<std::unique_ptr<Io>> io = Io::create({});
+    std::string small = round_trip(*io.value(), dir.file("old"));
+    if (!small.empty()) return small;
+    Result<File> file = io.value()->open(
+        dir.file("old"), {.mode = Open::kReplace, .bytes = 64 * kMiB});
+    if (file.status().code() != Code::kNoSpace) return file.status().text();
+    return std::filesystem::exists(dir.file("old")) ? "" : "it was removed";
+  });
+}
+
+TEST(IoSystem, RunningOutOfDescriptorsLeavesNoFile) {
+  TempDir dir;
+  ZINF_EXPECT_CHILD_OK([&]() -> std::string {
+    Result<std::unique_ptr<Io>> io = Io::create({});
+    if (!io.ok()) return io.status().text();
+    int next = dup(0);  // one more may be opened, the direct one not
+    close(next);
+    rlimit limit = {static_cast<rlim_t>(next) + 1,
+                    static_cast<rlim_t>(next) + 1};
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return "skip";
+    Result<File> file = io.value()->open(
+        dir.file("data"), {.mode = Open::kCreate, .bytes = kMiB});
+    if (file.status().errnum() != EMFILE) return file.status().text();
+    return std::filesystem::exists(dir.file("data")) ? "a file is left" : "";
+  });
+}
+
+TEST(IoSystem, ASystemWithoutMoreThreadsIsAnError) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers need the address space";
+  ZINF_EXPECT_CHILD_OK([]() -> std::string {
+    rlimit limit = {std::size_t{128} << 20, std::size_t{128} << 20};
+    if (setrlimit(RLIMIT_AS, &limit) != 0) return "skip";
+    Result<std::unique_ptr<Io>> io =
+        Io::create({.backend = Backend::kThreads, .threads = 256});
+    if (io.ok()) return "256 threads fit into 128 MiB";
+    return io.status().text().find("start a thread") == std::string::npos
+               ? io.status().text()
+               : "";
   });
 }
 

@@ -42,7 +42,7 @@ TEST(Bytes, RefusesNonsenseWithAHint) {
   EXPECT_NE(refusal("99999999PB").find("64 bits"), std::string::npos);
   EXPECT_NE(refusal("4 parsecs").find("unknown unit"), std::string::npos);
   for (const char* text : {"", "  ", "GB", "nan", "inf", "1e3GB", "0x10",
-                           "4GBB", "4,5GB", "+-3", "."}) {
+                           "4GBB", "4,5GB", "+-3", ".", "0.5"}) {
     refusal(text);
   }
 }

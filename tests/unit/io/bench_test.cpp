@@ -23,7 +23,10 @@ TEST(Bench, MeasuresEveryDirectionAndVerifies) {
        {Direction::kRead, Direction::kWrite, Direction::kMix}) {
     Result<Sample> sample = bench->run(direction);
     ASSERT_TRUE(sample.ok()) << sample.status().text();
-    EXPECT_EQ(sample->bytes, 5 * kMiB + 12 * kKiB);
+    // A mix moves an even number of requests of 128 KiB.
+    EXPECT_EQ(sample->bytes, direction == Direction::kMix
+                                 ? 40 * 128 * kKiB
+                                 : 5 * kMiB + 12 * kKiB);
     EXPECT_GT(sample->gbps(), 0);
   }
   for (Direction direction : {Direction::kRead, Direction::kWrite}) {
@@ -55,6 +58,41 @@ TEST(Bench, VerifyNoticesOneWrongByte) {
       << verified.text();
 }
 
+// The disk says yes and does nothing: the layout takes 24 blocks, the fault
+// comes in the pass after it.
+TEST(Bench, NoticesALostWrite) {
+  TempDir dir;
+  Result<Bench> bench = Bench::in_directory(dir.path(), 24 * 64 * kKiB);
+  Options options = small();
+  options.faults = {
+      {.kind = Fault::Kind::kLost, .on = Operation::kWrite, .nth = 30}};
+  ASSERT_TRUE(bench->open(options).ok());
+  ASSERT_TRUE(bench->verify().ok());
+  ASSERT_TRUE(bench->run(Direction::kWrite).ok());
+  EXPECT_EQ(bench->verify().code(), Code::kCorrupt);
+}
+
+TEST(Bench, NoticesALostRead) {
+  TempDir dir;
+  Result<Bench> bench = Bench::in_directory(dir.path(), 24 * 64 * kKiB);
+  Options options = small();
+  options.faults = {{.kind = Fault::Kind::kLost,
+                     .on = Operation::kRead,
+                     .nth = 24,
+                     .and_after = true}};
+  ASSERT_TRUE(bench->open(options).ok());
+  EXPECT_EQ(bench->run(Direction::kRead).status().code(), Code::kCorrupt);
+  EXPECT_EQ(bench->verify().code(), Code::kCorrupt);
+}
+
+TEST(Bench, MoreMemoryThanThereIsIsRefused) {
+  TempDir dir;
+  Result<Bench> bench = Bench::in_directory(dir.path(), std::size_t{30} * kGiB);
+  if (!bench.ok()) GTEST_SKIP() << bench.status().text();
+  Status status = bench->open({.block_bytes = kGiB, .depth = 4096});
+  EXPECT_EQ(status.code(), Code::kOverBudget) << status.text();
+}
+
 TEST(Bench, RefusesWhatItCannotMeasure) {
   TempDir dir;
   EXPECT_EQ(Bench::in_directory(dir.path(), 100).status().code(),
@@ -67,6 +105,11 @@ TEST(Bench, RefusesWhatItCannotMeasure) {
   EXPECT_EQ(Bench::on_file(dir.file("missing")).status().code(),
             Code::kNotFound);
   EXPECT_EQ(Bench::on_file(dir.path()).status().code(), Code::kInvalid);
+  Result<Bench> tiny = Bench::in_directory(dir.path(), 4 * kKiB);
+  ASSERT_TRUE(tiny.ok());
+  ASSERT_TRUE(tiny->open(small()).ok());
+  EXPECT_EQ(tiny->run(Direction::kMix).status().code(), Code::kInvalid);
+  EXPECT_TRUE(tiny->run(Direction::kRead).ok());
 }
 
 }  // namespace

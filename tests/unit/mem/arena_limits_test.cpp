@@ -53,7 +53,7 @@ TEST(ArenaLimits, PressureCallbackMakesRoom) {
   std::vector<void*> cached;
   int calls = 0;
   auto evict = [&](std::size_t wanted) {
-    EXPECT_EQ(wanted, 7 * kMiB);
+    EXPECT_EQ(wanted, 8 * kMiB);
     ++calls;
     if (cached.empty()) return false;
     Arena::free(cached.back());

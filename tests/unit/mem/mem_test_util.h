@@ -15,16 +15,11 @@
 #include <vector>
 
 #include "src/base/align.h"
+#include "tests/support/sanitized.h"
 #include "zinf/arena.h"
 #include "zinf/budget.h"
 
 namespace zinf {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
 
 // Runs body in a child; true when it returned 0 within a minute. The alarm ends
 // a child that hangs on a lock.

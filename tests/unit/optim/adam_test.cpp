@@ -212,7 +212,7 @@ RC_GTEST_PROP(Adam, ThreadsAndSplitsChangeNothing, ()) {
   auto count = *rc::gen::inRange<std::size_t>(1, 60'000);
   auto cut = *rc::gen::inRange<std::size_t>(0, count);
   cut -= cut % kSumBlock;
-  ThreadPool pool(*rc::gen::inRange(1, 5));
+  auto pool = ThreadPool::create(*rc::gen::inRange(1, 5)).value();
   std::size_t remainder = std::min<std::size_t>(count - cut, 7);
 
   std::vector<double> whole_sums(num_sum_blocks(count));
@@ -238,7 +238,7 @@ RC_GTEST_PROP(Adam, ThreadsAndSplitsChangeNothing, ()) {
     part.remainder = end == count ? remainder : 0;
     part.block_sums = std::span(part_sums).subspan(begin / kSumBlock,
                                                    num_sum_blocks(end - begin));
-    RC_ASSERT(adam_update(kOptions, kStep, part, &pool).ok());
+    RC_ASSERT(adam_update(kOptions, kStep, part, pool.get()).ok());
   }
   RC_ASSERT(parts.contents() == whole.contents());
   auto bits = [](const std::vector<double>& sums) {
@@ -285,9 +285,9 @@ TEST(Adam, SumsAreOfTheUnscaledUnclippedGradient) {
   EXPECT_EQ(sums.back(), 36.0 * 5);
 
   std::vector<double> alone(sums.size());
-  ThreadPool pool(2);
+  auto pool = ThreadPool::create(2).value();
   ASSERT_TRUE(
-      sum_of_squares(Dtype::kFloat32, grad.data(), kCount, 2, alone, &pool)
+      sum_of_squares(Dtype::kFloat32, grad.data(), kCount, 2, alone, pool.get())
           .ok());
   EXPECT_EQ(alone, sums);
   expect_refused(sum_of_squares(Dtype::kFloat32, grad.data(), kCount, 2,

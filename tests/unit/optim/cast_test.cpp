@@ -133,7 +133,7 @@ TEST(Cast, ThreadsChangeNothing) {
   std::mt19937 random(3);
   std::vector<float> master(kCount);
   for (float& x : master) x = from_bits(static_cast<std::uint32_t>(random()));
-  ThreadPool pool(3);
+  auto pool = ThreadPool::create(3).value();
   auto run = [&](ThreadPool* threads) {
     std::vector<std::uint16_t> bf16(kCount), fp16(kCount), high(kCount),
         low(kCount);
@@ -152,7 +152,7 @@ TEST(Cast, ThreadsChangeNothing) {
     }
     return all;
   };
-  EXPECT_EQ(run(&pool), run(nullptr));
+  EXPECT_EQ(run(pool.get()), run(nullptr));
 }
 
 }  // namespace
