@@ -1,5 +1,5 @@
 # The two commands: `make demo` and `make test`. Each installs what it needs.
-.PHONY: help setup demo test test-all lint format bench dev asan tsan wheel clean
+.PHONY: help setup demo test lint format bench dev asan tsan wheel clean
 
 help:
 	@echo "make demo     set up, then run the main job"
@@ -21,9 +21,6 @@ demo: setup
 
 test: setup
 	@scripts/test.sh
-
-test-all: setup
-	@scripts/test.sh --all
 
 lint:
 	@scripts/setup.sh --lint

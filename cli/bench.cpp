@@ -2,13 +2,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <memory>
-#include <nlohmann/json.hpp>
+#include <functional>
+#include <optional>
 #include <vector>
 
 #include "cli/command.h"
 #include "cli/progress.h"
 #include "src/base/align.h"
+#include "src/base/json.h"
 #include "src/base/strf.h"
 #include "zinf/bytes.h"
 #include "zinf/disk.h"
@@ -22,25 +23,16 @@ using io::Direction;
 constexpr int kPasses = 5;         // of each kind, in turn; the median counts
 constexpr int kPlainThreads = 16;  // at most, for the ceiling
 
-struct BenchArguments {
-  std::string path;
-  std::uint64_t block_bytes = kMiB;
-  std::uint64_t size_bytes = kGiB;
-  int depth = 16;
-  std::string backend = "auto";
-  bool read = false;
-  bool write = false;
-  bool mix = false;
-  bool overwrite = false;
-  bool json = false;
-};
-
 struct Measured {
   Direction direction;
-  const char* name;
+  std::string name;
   std::vector<io::Sample> ours;
   std::vector<io::Sample> plain;
 };
+
+double cpu_per_gb(const io::Sample& sample) {
+  return sample.cpu_seconds / (static_cast<double>(sample.bytes) / 1e9);
+}
 
 io::Sample median(std::vector<io::Sample> samples) {
   std::sort(samples.begin(), samples.end(),
@@ -74,10 +66,26 @@ Result<io::Bench> make_bench(const BenchArguments& args) {
   return io::Bench::on_file(args.path);
 }
 
+// Runs the action under a progress bar of the bytes that it moves.
+Status with_bar(io::Bench& bench, const char* label,
+                const std::function<Status()>& action) {
+  std::optional<Progress> bar;
+  bench.set_progress([&](std::uint64_t done, std::uint64_t total) {
+    if (!bar) bar.emplace(label, total, Progress::Unit::kBytes);
+    bar->update(done);
+  });
+  Status status = action();
+  bench.set_progress({});
+  return status;
+}
+
 Status measure(io::Bench& bench, const BenchArguments& args,
                std::vector<Measured>& wanted) {
   int threads = std::min(args.depth, kPlainThreads);
-  std::uint64_t total = std::uint64_t{2} * kPasses * wanted.size();
+  std::uint64_t total = 0;
+  for (const Measured& one : wanted) {
+    total += kPasses * (one.direction == Direction::kMix ? 1 : 2);
+  }
   Progress progress("measuring", total, Progress::Unit::kSteps);
   std::uint64_t done = 0;
   for (int pass = 0; pass < kPasses; ++pass) {
@@ -111,9 +119,9 @@ void print_table(const io::Bench& bench, const BenchArguments& args,
       ceiling = strf("%s (%.0f%%)", format_rate(plain * 1e9).c_str(),
                      100 * ours.gbps() / plain);
     }
-    std::printf("  %-7s %12s %21s %20.3f\n", one.name,
+    std::printf("  %-7s %12s %21s %20.3f\n", one.name.c_str(),
                 format_rate(ours.gbps() * 1e9).c_str(), ceiling.c_str(),
-                ours.cpu_seconds / (static_cast<double>(ours.bytes) / 1e9));
+                cpu_per_gb(ours));
   }
   std::printf(
       "\n  every byte read back and compared; medians of %d passes of "
@@ -123,27 +131,34 @@ void print_table(const io::Bench& bench, const BenchArguments& args,
 
 void print_json(const io::Bench& bench, const BenchArguments& args,
                 const std::vector<Measured>& measured) {
-  nlohmann::ordered_json json = {
-      {"path", args.path},
-      {"backend", io::backend_name(bench.io().backend())},
-      {"direct", bench.direct()},
-      {"block", args.block_bytes},
-      {"depth", args.depth},
-      {"bytes", measured[0].ours[0].bytes},
-      {"passes", kPasses},
-      {"verified", true}};
-  for (const Measured& one : measured) {
-    std::string name = one.name;
-    io::Sample ours = median(one.ours);
-    json[name + "_gbps"] = ours.gbps();
-    json[name + "_cpu_seconds_per_gb"] =
-        ours.cpu_seconds / (static_cast<double>(ours.bytes) / 1e9);
-    if (!one.plain.empty()) {
-      json["ceiling_" + name + "_gbps"] = median(one.plain).gbps();
+  JsonObject json;
+  json.add("path", args.path)
+      .add("backend", io::backend_name(bench.io().backend()))
+      .add("direct", bench.direct())
+      .add("block", args.block_bytes)
+      .add("depth", args.depth)
+      .add("bytes", measured[0].ours[0].bytes)
+      .add("passes", kPasses)
+      .add("verified", true);
+  // What was not measured is null.
+  for (std::string name : {"read", "write", "mix"}) {
+    std::optional<double> gbps;
+    std::optional<double> cpu;
+    std::optional<double> ceiling;
+    for (const Measured& one : measured) {
+      if (one.name != name) continue;
+      gbps = median(one.ours).gbps();
+      cpu = cpu_per_gb(median(one.ours));
+      if (!one.plain.empty()) ceiling = median(one.plain).gbps();
     }
+    json.add(name + "_gbps", gbps)
+        .add(name + "_cpu_seconds_per_gb", cpu)
+        .add("ceiling_" + name + "_gbps", ceiling);
   }
-  std::printf("%s\n", json.dump().c_str());
+  std::printf("%s\n", json.text().c_str());
 }
+
+}  // namespace
 
 Status run_bench(const BenchArguments& args) {
   ZINF_ASSIGN(io::Backend backend, io::parse_backend(args.backend));
@@ -156,54 +171,16 @@ Status run_bench(const BenchArguments& args) {
     return Status::error(Code::kInvalid, "the memory back end has no disk");
   }
   ZINF_ASSIGN(io::Bench bench, make_bench(args));
-  {
-    Progress progress("laying out", args.size_bytes, Progress::Unit::kBytes);
-    bench.set_progress([&](std::uint64_t done, std::uint64_t /*total*/) {
-      progress.update(done);
-    });
-    ZINF_TRY(bench.open(options));
-    bench.set_progress({});
-  }
+  ZINF_TRY(with_bar(bench, "laying out", [&] { return bench.open(options); }));
   std::vector<Measured> measured = directions(args);
   ZINF_TRY(measure(bench, args, measured));
-  {
-    Progress progress("verifying", args.size_bytes, Progress::Unit::kBytes);
-    bench.set_progress([&](std::uint64_t done, std::uint64_t /*total*/) {
-      progress.update(done);
-    });
-    ZINF_TRY(bench.verify());
-    bench.set_progress({});
-  }
+  ZINF_TRY(with_bar(bench, "verifying", [&] { return bench.verify(); }));
   if (args.json) {
     print_json(bench, args, measured);
   } else {
     print_table(bench, args, measured);
   }
   return {};
-}
-
-}  // namespace
-
-void add_bench(CLI::App& io, Chosen& chosen) {
-  CLI::App* app = io.add_subcommand("bench", "How fast a path is");
-  auto args = std::make_shared<BenchArguments>();
-  app->add_option("path", args->path, "A directory on the disk to measure")
-      ->required()
-      ->type_name("PATH");
-  add_bytes(*app, "--block", args->block_bytes, "Size of one transfer");
-  app->add_option("--depth", args->depth, "Transfers in flight")
-      ->capture_default_str();
-  add_bytes(*app, "--size", args->size_bytes, "Size of the file");
-  app->add_flag("--read", args->read, "Measure reading");
-  app->add_flag("--write", args->write, "Measure writing");
-  app->add_flag("--mix", args->mix, "Measure both directions at once");
-  app->add_option("--backend", args->backend, "auto, io_uring or threads")
-      ->capture_default_str();
-  app->add_flag("--overwrite", args->overwrite,
-                "PATH is a file whose content may be lost");
-  app->add_flag("--json", args->json, "Print one JSON object");
-  app->callback(
-      [args, &chosen] { chosen.run = [args] { return run_bench(*args); }; });
 }
 
 }  // namespace zinf::cli

@@ -1,8 +1,8 @@
-// What the subcommands share. Each adds itself to the application and leaves a
-// function that runs it when it was the one chosen.
+// The subcommands: what each takes, and the function that runs it. The command
+// line is described in arguments.cpp alone.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -10,18 +10,35 @@
 
 namespace zinf::cli {
 
-// The chosen subcommand, filled in while the arguments are parsed.
-struct Chosen {
-  std::function<Status()> run;
+struct DoctorArguments {
+  std::string path = ".";
+  bool json = false;
 };
+Status run_doctor(const DoctorArguments& args);
 
-void add_doctor(CLI::App& app, Chosen& chosen);
-void add_io(CLI::App& app, Chosen& chosen);  // with bench and tune below it
-void add_bench(CLI::App& io, Chosen& chosen);
-void add_tune(CLI::App& io, Chosen& chosen);
+struct BenchArguments {
+  std::string path;
+  std::uint64_t block_bytes = std::uint64_t{1} << 20;
+  std::uint64_t size_bytes = std::uint64_t{1} << 30;
+  int depth = 16;
+  std::string backend = "auto";
+  bool read = false;
+  bool write = false;
+  bool mix = false;
+  bool overwrite = false;
+  bool json = false;
+};
+Status run_bench(const BenchArguments& args);
 
-// An option in bytes ("4GB", "512MiB", "4096").
-CLI::Option* add_bytes(CLI::App& app, const std::string& name,
-                       std::uint64_t& bytes, const std::string& help);
+struct TuneArguments {
+  std::string path;
+  std::uint64_t size_bytes = std::uint64_t{512} << 20;
+  bool json = false;
+};
+Status run_tune(const TuneArguments& args);
+
+// What the command line asks for: kInvalid when it makes no sense. Help and
+// version are such actions too.
+Result<std::function<Status()>> parse_arguments(int argc, char** argv);
 
 }  // namespace zinf::cli

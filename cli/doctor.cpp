@@ -5,13 +5,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <memory>
-#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "cli/command.h"
 #include "cli/progress.h"
 #include "src/base/align.h"
+#include "src/base/json.h"
 #include "src/base/strf.h"
 #include "zinf/bytes.h"
 #include "zinf/disk.h"
@@ -23,11 +22,6 @@ namespace zinf::cli {
 namespace {
 
 constexpr const char* kTorchVersion = "2.13.";
-
-struct DoctorArguments {
-  std::string path = ".";
-  bool json = false;
-};
 
 enum class Verdict : std::uint8_t { kOk, kWarning, kFailure };
 
@@ -212,19 +206,23 @@ void print_findings(const std::vector<Finding>& findings) {
   }
 }
 
-void print_json(const std::vector<Finding>& findings, const std::string& path,
-                bool healthy) {
-  nlohmann::ordered_json json = {
-      {"zinf", version()}, {"path", path}, {"ok", healthy}};
-  json["findings"] = nlohmann::ordered_json::array();
+void print_json(const std::vector<Finding>& findings, const std::string& path) {
+  bool healthy = true;
+  std::vector<JsonObject> list;
   for (const Finding& finding : findings) {
-    json["findings"].push_back({{"name", finding.name},
-                                {"verdict", verdict_name(finding.verdict)},
-                                {"value", finding.value},
-                                {"remedy", finding.remedy}});
+    healthy &= finding.verdict != Verdict::kFailure;
+    list.push_back(JsonObject()
+                       .add("name", finding.name)
+                       .add("verdict", verdict_name(finding.verdict))
+                       .add("value", finding.value)
+                       .add("remedy", finding.remedy));
   }
-  std::printf("%s\n", json.dump().c_str());
+  JsonObject json;
+  json.add("zinf", version()).add("path", path).add("ok", healthy);
+  std::printf("%s\n", json.add("findings", list).text().c_str());
 }
+
+}  // namespace
 
 Status run_doctor(const DoctorArguments& args) {
   std::vector<Finding> findings;
@@ -239,27 +237,13 @@ Status run_doctor(const DoctorArguments& args) {
     failures += (failures.empty() ? "" : ", ") + finding.name;
   }
   if (args.json) {
-    print_json(findings, args.path, failures.empty());
+    print_json(findings, args.path);
   } else {
     print_findings(findings);
   }
   if (failures.empty()) return {};
   return Status::error(Code::kUnsupported,
                        "training would fail here: " + failures);
-}
-
-}  // namespace
-
-void add_doctor(CLI::App& app, Chosen& chosen) {
-  CLI::App* doctor = app.add_subcommand(
-      "doctor", "Would training work here: CPU, memory, disk, io_uring, torch");
-  auto args = std::make_shared<DoctorArguments>();
-  doctor->add_option("path", args->path, "A directory for offloaded state")
-      ->capture_default_str()
-      ->type_name("PATH");
-  doctor->add_flag("--json", args->json, "Print one JSON object");
-  doctor->callback(
-      [args, &chosen] { chosen.run = [args] { return run_doctor(*args); }; });
 }
 
 }  // namespace zinf::cli

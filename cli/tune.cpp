@@ -2,13 +2,12 @@
 // there.
 #include <algorithm>
 #include <cstdio>
-#include <memory>
-#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "cli/command.h"
 #include "cli/progress.h"
 #include "src/base/align.h"
+#include "src/base/json.h"
 #include "src/base/strf.h"
 #include "zinf/bytes.h"
 #include "zinf/disk.h"
@@ -23,12 +22,6 @@ using io::Profile;
 constexpr int kPasses = 3;
 // Two settings whose bandwidth differs by less are the same within the noise.
 constexpr double kGoodEnough = 0.97;
-
-struct TuneArguments {
-  std::string path;
-  std::uint64_t size_bytes = 512 * kMiB;
-  bool json = false;
-};
 
 // Bytes read and written per second when both are needed in equal parts.
 double score(const Profile& profile) {
@@ -97,6 +90,8 @@ void print_table(const std::vector<Profile>& all, const Profile& chosen,
               path.c_str(), io::kProfileName);
 }
 
+}  // namespace
+
 Status run_tune(const TuneArguments& args) {
   ZINF_ASSIGN(io::Bench bench,
               io::Bench::in_directory(args.path, args.size_bytes));
@@ -104,32 +99,17 @@ Status run_tune(const TuneArguments& args) {
   Profile chosen = choose(all);
   ZINF_TRY(io::save_profile(args.path, chosen));
   if (args.json) {
-    nlohmann::ordered_json json = {
-        {"block", chosen.block_bytes},
-        {"depth", chosen.depth},
-        {"read_gbps", chosen.read_gbps},
-        {"write_gbps", chosen.write_gbps},
-        {"file", args.path + "/" + io::kProfileName}};
-    std::printf("%s\n", json.dump().c_str());
+    JsonObject json;
+    json.add("block", std::uint64_t{chosen.block_bytes})
+        .add("depth", chosen.depth)
+        .add("read_gbps", chosen.read_gbps)
+        .add("write_gbps", chosen.write_gbps)
+        .add("file", args.path + "/" + io::kProfileName);
+    std::printf("%s\n", json.text().c_str());
   } else {
     print_table(all, chosen, args.path);
   }
   return {};
-}
-
-}  // namespace
-
-void add_tune(CLI::App& io, Chosen& chosen) {
-  CLI::App* app = io.add_subcommand(
-      "tune", "Find block size and depth for a directory and keep them there");
-  auto args = std::make_shared<TuneArguments>();
-  app->add_option("path", args->path, "The directory")
-      ->required()
-      ->type_name("PATH");
-  add_bytes(*app, "--size", args->size_bytes, "Size of the file to measure on");
-  app->add_flag("--json", args->json, "Print one JSON object");
-  app->callback(
-      [args, &chosen] { chosen.run = [args] { return run_tune(*args); }; });
 }
 
 }  // namespace zinf::cli

@@ -23,10 +23,9 @@ struct ArenaOptions {
   Tag tag = Tag::kActivation;
 
   // Called, without any lock and with whole pages of 2 MiB, when the budget
-  // refuses and purging was not
-  // enough: give memory back and return true, then the allocation tries again;
-  // or return false, then it fails. It may free blocks of this arena, but must
-  // not allocate from it.
+  // refuses and purging was not enough: give memory back and return true, then
+  // the allocation tries again; or return false, then it fails. It may free
+  // blocks of this arena, but must not allocate from it.
   std::function<bool(std::size_t wanted_bytes)> on_pressure = {};
 
   // Addresses to reserve, rounded to 2 MiB; no memory. 0: four times the

@@ -1,0 +1,161 @@
+// The command line: every command and option, in one place. (CLI11 takes
+// seconds to compile, so no other file includes it.)
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <vector>
+
+#include "cli/command.h"
+#include "src/base/strf.h"
+#include "src/base/suggest.h"
+#include "zinf/bytes.h"
+#include "zinf/version.h"
+
+namespace zinf::cli {
+namespace {
+
+using Action = std::function<Status()>;
+
+// An option in bytes ("4GB", "512MiB", "4096").
+void add_bytes(CLI::App& app, const std::string& name, std::uint64_t& bytes,
+               const std::string& help) {
+  auto parse = [&bytes, name](const std::string& text) {
+    Result<std::uint64_t> parsed = parse_bytes(text);
+    if (!parsed.ok()) {
+      throw CLI::ValidationError(name, parsed.status().text());
+    }
+    bytes = parsed.value();
+  };
+  app.add_option_function<std::string>(name, parse, help)
+      ->type_name("SIZE")
+      ->default_str(format_bytes(bytes));
+}
+
+void add_doctor(CLI::App& root, Action& action) {
+  CLI::App* app = root.add_subcommand(
+      "doctor", "Would training work here: CPU, memory, disk, io_uring, torch");
+  auto args = std::make_shared<DoctorArguments>();
+  app->add_option("path", args->path, "A directory for offloaded state")
+      ->capture_default_str()
+      ->type_name("PATH");
+  app->add_flag("--json", args->json, "Print one JSON object");
+  app->callback(
+      [args, &action] { action = [args] { return run_doctor(*args); }; });
+}
+
+void add_bench(CLI::App& io, Action& action) {
+  CLI::App* app = io.add_subcommand("bench", "How fast a path is");
+  auto args = std::make_shared<BenchArguments>();
+  app->add_option("path", args->path, "A directory on the disk to measure")
+      ->required()
+      ->type_name("PATH");
+  add_bytes(*app, "--block", args->block_bytes, "Size of one transfer");
+  app->add_option("--depth", args->depth, "Transfers in flight")
+      ->capture_default_str();
+  add_bytes(*app, "--size", args->size_bytes, "Size of the file");
+  app->add_flag("--read", args->read, "Measure reading");
+  app->add_flag("--write", args->write, "Measure writing");
+  app->add_flag("--mix", args->mix, "Measure both directions at once");
+  app->add_option("--backend", args->backend, "auto, io_uring or threads")
+      ->capture_default_str();
+  app->add_flag("--overwrite", args->overwrite,
+                "PATH is a file whose content may be lost");
+  app->add_flag("--json", args->json, "Print one JSON object");
+  app->callback(
+      [args, &action] { action = [args] { return run_bench(*args); }; });
+}
+
+void add_tune(CLI::App& io, Action& action) {
+  CLI::App* app = io.add_subcommand(
+      "tune", "Find block size and depth for a directory and keep them there");
+  auto args = std::make_shared<TuneArguments>();
+  app->add_option("path", args->path, "The directory")
+      ->required()
+      ->type_name("PATH");
+  add_bytes(*app, "--size", args->size_bytes, "Size of the file to measure on");
+  app->add_flag("--json", args->json, "Print one JSON object");
+  app->callback(
+      [args, &action] { action = [args] { return run_tune(*args); }; });
+}
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      names.push_back("--" + name);
+    }
+  }
+  return names;
+}
+
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command :
+       app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+Status unknown(const char* what, const std::string& word,
+               const std::vector<std::string>& known) {
+  std::string near = nearest_name(word, known);
+  std::string all;
+  for (const std::string& name : known) all += (all.empty() ? "" : ", ") + name;
+  std::string hint = near.empty() ? strf("known are %s", all.c_str())
+                                  : strf("did you mean %s?", near.c_str());
+  return Status::error(Code::kInvalid, strf("unknown %s %s: %s", what,
+                                            word.c_str(), hint.c_str()));
+}
+
+// Finds the first word that no command knows: CLI11 only says that it was not
+// expected.
+Status check_words(CLI::App& root, int argc, char** argv) {
+  CLI::App* app = &root;
+  for (int i = 1; i < argc; ++i) {
+    std::string word = argv[i];
+    if (word == "--") break;
+    if (word.rfind("--", 0) == 0) {
+      std::string name = word.substr(0, word.find('='));
+      if (app->get_option_no_throw(name) == nullptr) {
+        return unknown("option", name, option_names(*app));
+      }
+      continue;
+    }
+    std::vector<std::string> names = command_names(*app);
+    if (word.rfind('-', 0) == 0 || names.empty()) continue;
+    if (std::find(names.begin(), names.end(), word) == names.end()) {
+      return unknown("command", word, names);
+    }
+    app = app->get_subcommand(word);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::function<Status()>> parse_arguments(int argc, char** argv) {
+  CLI::App root("Trains any PyTorch model within the memory that there is.",
+                "zinf");
+  root.set_version_flag("--version", std::string("zinf ") + version());
+  root.require_subcommand(1);
+  Action action;
+  add_doctor(root, action);
+  CLI::App* io = root.add_subcommand("io", "Measure and tune a disk");
+  io->require_subcommand(1);
+  add_bench(*io, action);
+  add_tune(*io, action);
+
+  ZINF_TRY(check_words(root, argc, argv));
+  try {
+    root.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() != 0) {
+      return Status::error(Code::kInvalid, error.what());
+    }
+    root.exit(error);  // prints the help or the version
+    action = [] { return Status(); };
+  }
+  return action;
+}
+
+}  // namespace zinf::cli

@@ -1,0 +1,90 @@
+#include "src/base/json.h"
+
+#include <cmath>
+
+#include "src/base/strf.h"
+
+namespace zinf {
+namespace {
+
+// Bytes of the UTF-8 character that begins here; 0 when it is none.
+std::size_t character_bytes(std::string_view text) {
+  auto byte = [&](std::size_t i) {
+    return static_cast<unsigned char>(text[i]);
+  };
+  unsigned char first = byte(0);
+  std::size_t bytes = first < 0x80                     ? 1
+                      : first >= 0xC2 && first <= 0xDF ? 2
+                      : (first & 0xF0) == 0xE0         ? 3
+                      : first >= 0xF0 && first <= 0xF4 ? 4
+                                                       : 0;
+  if (bytes > text.size()) return 0;
+  for (std::size_t i = 1; i < bytes; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::string json_quoted(std::string_view text) {
+  std::string quoted = "\"";
+  while (!text.empty()) {
+    std::size_t bytes = character_bytes(text);
+    char c = text.front();
+    if (bytes == 0) {
+      quoted += "\\ufffd";
+      bytes = 1;
+    } else if (c == '"' || c == '\\') {
+      quoted += {'\\', c};
+    } else if (bytes == 1 && static_cast<unsigned char>(c) < 0x20) {
+      quoted += strf("\\u%04x", static_cast<unsigned>(c));
+    } else {
+      quoted += text.substr(0, bytes);
+    }
+    text.remove_prefix(bytes);
+  }
+  return quoted + "\"";
+}
+
+JsonObject& JsonObject::add_raw(std::string_view name,
+                                const std::string& value) {
+  if (!members_.empty()) members_ += ", ";
+  members_ += json_quoted(name) + ": " + value;
+  return *this;
+}
+
+JsonObject& JsonObject::add(std::string_view name, std::string_view value) {
+  return add_raw(name, json_quoted(value));
+}
+
+JsonObject& JsonObject::add(std::string_view name, bool value) {
+  return add_raw(name, value ? "true" : "false");
+}
+
+JsonObject& JsonObject::add(std::string_view name, std::int64_t value) {
+  return add_raw(name, std::to_string(value));
+}
+
+JsonObject& JsonObject::add(std::string_view name, std::uint64_t value) {
+  return add_raw(name, std::to_string(value));
+}
+
+JsonObject& JsonObject::add(std::string_view name, double value) {
+  return add_raw(name, std::isfinite(value) ? strf("%.9g", value) : "null");
+}
+
+JsonObject& JsonObject::add(std::string_view name,
+                            std::optional<double> value) {
+  return value ? add(name, *value) : add_raw(name, "null");
+}
+
+JsonObject& JsonObject::add(std::string_view name,
+                            const std::vector<JsonObject>& list) {
+  std::string all;
+  for (const JsonObject& one : list)
+    all += (all.empty() ? "" : ", ") + one.text();
+  return add_raw(name, "[" + all + "]");
+}
+
+}  // namespace zinf

@@ -1,0 +1,41 @@
+#include "src/base/json.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+namespace zinf {
+namespace {
+
+TEST(Json, WritesMembersInTheirOrder) {
+  JsonObject inner;
+  inner.add("x", 1.5);
+  JsonObject object;
+  object.add("a", "b\"c\n")
+      .add("yes", true)
+      .add("n", -3)
+      .add("u", ~std::uint64_t{0});
+  object.add("none", std::optional<double>()).add("nan", std::nan(""));
+  object.add("list", std::vector<JsonObject>{inner, inner});
+  EXPECT_EQ(object.text(),
+            R"({"a": "b\"c\u000a", "yes": true, "n": -3, )"
+            R"("u": 18446744073709551615, "none": null, "nan": null, )"
+            R"("list": [{"x": 1.5}, {"x": 1.5}]})");
+}
+
+TEST(Json, ReplacesWhatIsNotUtf8) {
+  EXPECT_EQ(json_quoted("a\xff"
+                        "b\xc3"),
+            R"("a\ufffdb\ufffd")");
+  EXPECT_EQ(json_quoted("\xc3\xa9"), "\"\xc3\xa9\"");
+}
+
+RC_GTEST_PROP(Json, AnyTextIsReadByALibrary, (const std::string& text)) {
+  std::string json = JsonObject().add("key", text).text();
+  RC_ASSERT(nlohmann::json::accept(json));
+}
+
+}  // namespace
+}  // namespace zinf
