@@ -16,8 +16,8 @@ namespace {
 using Action = std::function<Status()>;
 
 // An option in bytes ("4GB", "512MiB", "4096").
-void add_bytes(CLI::App& app, const std::string& name, std::uint64_t& bytes,
-               const std::string& help) {
+CLI::Option* add_bytes(CLI::App& app, const std::string& name,
+                       std::uint64_t& bytes, const std::string& help) {
   auto parse = [&bytes, name](const std::string& text) {
     Result<std::uint64_t> parsed = parse_bytes(text);
     if (!parsed.ok()) {
@@ -25,7 +25,7 @@ void add_bytes(CLI::App& app, const std::string& name, std::uint64_t& bytes,
     }
     bytes = parsed.value();
   };
-  app.add_option_function<std::string>(name, parse, help)
+  return app.add_option_function<std::string>(name, parse, help)
       ->type_name("SIZE")
       ->default_str(format_bytes(bytes));
 }
@@ -48,25 +48,32 @@ void add_bench(CLI::App& io, Action& action) {
   app->add_option("path", args->path, "A directory on the disk to measure")
       ->required()
       ->type_name("PATH");
-  add_bytes(*app, "--block", args->block_bytes, "Size of one transfer");
-  app->add_option("--depth", args->depth, "Transfers in flight")
+  add_bytes(*app, "--block", args->block_bytes,
+            "Size of one transfer: a multiple of 4 KiB, up to 1 GiB");
+  app->add_option("--depth", args->depth, "Transfers in flight: 1 to 4096")
       ->capture_default_str();
-  add_bytes(*app, "--size", args->size_bytes, "Size of the file");
+  CLI::Option* size =
+      add_bytes(*app, "--size", args->size_bytes, "Size of the file");
   app->add_flag("--read", args->read, "Measure reading");
   app->add_flag("--write", args->write, "Measure writing");
   app->add_flag("--mix", args->mix, "Measure both directions at once");
   app->add_option("--backend", args->backend, "auto, io_uring or threads")
       ->capture_default_str();
-  app->add_flag("--overwrite", args->overwrite,
-                "PATH is a file whose content may be lost");
+  app->add_flag(
+      "--overwrite", args->overwrite,
+      "PATH is a file: it is overwritten whole, also to measure reading");
   app->add_flag("--json", args->json, "Print one JSON object");
-  app->callback(
-      [args, &action] { action = [args] { return run_bench(*args); }; });
+  app->callback([args, size, &action] {
+    args->size_given = size->count() > 0;
+    action = [args] { return run_bench(*args); };
+  });
 }
 
 void add_tune(CLI::App& io, Action& action) {
   CLI::App* app = io.add_subcommand(
-      "tune", "Find block size and depth for a directory and keep them there");
+      "tune",
+      "Find block size and depth for a directory and keep them in its "
+      "zinf-io.json");
   auto args = std::make_shared<TuneArguments>();
   app->add_option("path", args->path, "The directory")
       ->required()
@@ -138,6 +145,9 @@ Result<std::function<Status()>> parse_arguments(int argc, char** argv) {
                 "zinf");
   root.set_version_flag("--version", std::string("zinf ") + version());
   root.require_subcommand(1);
+  root.footer(
+      "Sizes are written 4096, 512MiB or 4GB. Exit code: 0 done, 1 failed, 2 "
+      "wrong usage.\nZINF_LOG=info shows what is chosen and why.");
   Action action;
   add_doctor(root, action);
   CLI::App* io = root.add_subcommand("io", "Measure and tune a disk");
@@ -150,7 +160,8 @@ Result<std::function<Status()>> parse_arguments(int argc, char** argv) {
     root.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() != 0) {
-      return Status::error(Code::kInvalid, error.what());
+      return Status::error(Code::kInvalid,
+                           strf("%s (zinf --help shows more)", error.what()));
     }
     root.exit(error);  // prints the help or the version
     action = [] { return Status(); };

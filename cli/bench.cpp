@@ -56,12 +56,18 @@ Result<io::Bench> make_bench(const BenchArguments& args) {
   if (std::filesystem::is_directory(args.path, error)) {
     return io::Bench::in_directory(args.path, args.size_bytes);
   }
-  if (std::filesystem::exists(args.path, error) && !args.overwrite) {
+  bool is_file = std::filesystem::exists(args.path, error);
+  if (is_file && !args.overwrite) {
     return Status::error(
         Code::kInvalid,
         args.path +
             " is a file: name its directory, or say --overwrite if its "
             "content may be lost");
+  }
+  if (is_file && args.size_given) {
+    return Status::error(Code::kInvalid,
+                         "--size is for directories: a file that is named is "
+                         "overwritten whole");
   }
   return io::Bench::on_file(args.path);
 }
@@ -109,7 +115,7 @@ void print_table(const io::Bench& bench, const BenchArguments& args,
               bench.io().reason().c_str(),
               bench.direct() ? "O_DIRECT" : "through the page cache",
               format_bytes(args.block_bytes).c_str(), args.depth);
-  std::printf("          %12s %20s %22s\n", "zinf", "ceiling (plain loop)",
+  std::printf("          %12s %20s %22s\n", "zinf", "plain pread/pwrite",
               "CPU seconds per GB");
   for (const Measured& one : measured) {
     io::Sample ours = median(one.ours);

@@ -20,6 +20,7 @@ struct BenchArguments {
   std::string path;
   std::uint64_t block_bytes = std::uint64_t{1} << 20;
   std::uint64_t size_bytes = std::uint64_t{1} << 30;
+  bool size_given = false;
   int depth = 16;
   std::string backend = "auto";
   bool read = false;

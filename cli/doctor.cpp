@@ -1,6 +1,8 @@
 // zinf doctor: would training work here, and how well.
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -15,6 +17,7 @@
 #include "zinf/bytes.h"
 #include "zinf/disk.h"
 #include "zinf/io_bench.h"
+#include "zinf/log.h"
 #include "zinf/machine.h"
 #include "zinf/version.h"
 
@@ -94,11 +97,17 @@ void examine_uring(const Machine& machine, std::vector<Finding>& findings) {
     findings.push_back({"io_uring", Verdict::kOk, "kernel " + machine.kernel});
     return;
   }
+  const char* remedy =
+      uring.errnum() == ENOMEM   ? "raise the memlock limit (ulimit -l)"
+      : uring.errnum() == EMFILE ? "raise the limit of open files (ulimit -n)"
+      : uring.errnum() == ENOSYS
+          ? "a newer kernel has it (6.1 and later in full)"
+          : "allow it with sysctl kernel.io_uring_disabled=0, or in the "
+            "container's seccomp profile";
   findings.push_back(
       {"io_uring", Verdict::kWarning, uring.text(),
-       "zinf uses threads instead, with more CPU per transfer; allow it with "
-       "sysctl kernel.io_uring_disabled=0, or in the container's seccomp "
-       "profile"});
+       strf("zinf uses threads instead, with more CPU per transfer; %s",
+            remedy)});
 }
 
 // A short measurement: enough to tell an NVMe drive from a disk.
@@ -226,6 +235,8 @@ void print_json(const std::vector<Finding>& findings, const std::string& path) {
 
 Status run_doctor(const DoctorArguments& args) {
   std::vector<Finding> findings;
+  // What the measurements would warn of is a finding of its own.
+  set_log_level(std::max(log_level(), LogLevel::kError));
   Machine machine = inspect_machine();
   examine_machine(machine, findings);
   examine_uring(machine, findings);

@@ -1,5 +1,7 @@
 // zinf: one command for people. Exit code 0: done; 1: it failed; 2: the command
 // line makes no sense.
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 
@@ -15,9 +17,17 @@ int exit_code(const Status& status) {
   return usage ? 2 : 1;
 }
 
+// A report that did not reach its file is a failure.
+Status flush_output() {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return {};
+  return Status::system("write", "standard output", errno);
+}
+
 int run(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error like others
   Result<std::function<Status()>> action = parse_arguments(argc, argv);
   Status status = action.ok() ? action.value()() : action.status();
+  if (Status output = flush_output(); status.ok()) status = output;
   if (!status.ok()) std::fprintf(stderr, "zinf: %s\n", status.text().c_str());
   return exit_code(status);
 }

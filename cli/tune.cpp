@@ -20,6 +20,7 @@ using io::Direction;
 using io::Profile;
 
 constexpr int kPasses = 3;
+constexpr std::uint64_t kLeastBytes = 128 * kMiB;  // all that may be in flight
 // Two settings whose bandwidth differs by less are the same within the noise.
 constexpr double kGoodEnough = 0.97;
 
@@ -93,6 +94,12 @@ void print_table(const std::vector<Profile>& all, const Profile& chosen,
 }  // namespace
 
 Status run_tune(const TuneArguments& args) {
+  if (args.size_bytes < kLeastBytes) {
+    return Status::error(Code::kInvalid,
+                         strf("--size must be at least %s to tell settings "
+                              "apart",
+                              format_bytes(kLeastBytes).c_str()));
+  }
   ZINF_ASSIGN(io::Bench bench,
               io::Bench::in_directory(args.path, args.size_bytes));
   ZINF_ASSIGN(std::vector<Profile> all, sweep(bench));

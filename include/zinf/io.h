@@ -92,6 +92,7 @@ enum class Open : std::uint8_t {
 struct OpenOptions {
   Open mode = Open::kExisting;
   std::uint64_t bytes = 0;  // for new files: at least 1
+  std::string name = {};    // for messages; empty: the path
 };
 
 namespace detail {
@@ -101,8 +102,8 @@ class Pump;
 }  // namespace detail
 
 // An open file of fixed size. Move-only; closing waits for its requests. One
-// thread at a time; it may be used by many for submitting. After close() only
-// destruction, assignment and close() are left.
+// thread at a time; it may be used by many for submitting. A default or
+// closed one is empty, of zero bytes.
 class File {
  public:
   File() = default;

@@ -19,6 +19,11 @@ std::size_t character_bytes(std::string_view text) {
                       : first >= 0xF0 && first <= 0xF4 ? 4
                                                        : 0;
   if (bytes > text.size()) return 0;
+  // Longer forms than needed, surrogates, and beyond U+10FFFF.
+  if ((first == 0xE0 && byte(1) < 0xA0) || (first == 0xED && byte(1) > 0x9F) ||
+      (first == 0xF0 && byte(1) < 0x90) || (first == 0xF4 && byte(1) > 0x8F)) {
+    return 0;
+  }
   for (std::size_t i = 1; i < bytes; ++i) {
     if ((byte(i) & 0xC0) != 0x80) return 0;
   }

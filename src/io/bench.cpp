@@ -72,7 +72,7 @@ class Bench::Impl {
     io_.reset();
     memory_ = {};
     ZINF_ASSIGN(io_, Io::create(options));
-    ZINF_ASSIGN(file_, io_->open(path_, {}));
+    ZINF_ASSIGN(file_, io_->open(path_, {.name = name_}));
     std::uint64_t half_depth = std::uint64_t{options.block_bytes} *
                                static_cast<unsigned>(options.depth + 1) / 2;
     request_bytes_ = static_cast<std::size_t>(

@@ -51,8 +51,8 @@ Result<Backend> parse_backend(std::string_view name) {
   std::string near = nearest_name(name, kBackendNames);
   return Status::error(
       Code::kInvalid,
-      strf("unknown back end \"%.*s\"%s: it is one of auto, io_uring, threads, "
-           "memory",
+      strf("unknown back end \"%.*s\"%s: it is one of auto, io_uring, "
+           "threads",
            len(name), name.data(),
            near.empty() ? ""
                         : strf(" (did you mean %s?)", near.c_str()).c_str()));
@@ -109,9 +109,14 @@ File& File::operator=(File&& other) noexcept {
   return *this;
 }
 
-const std::string& File::path() const { return state_->path; }
-std::uint64_t File::bytes() const { return state_->opened.bytes; }
-bool File::direct() const { return state_->opened.direct; }
+const std::string& File::path() const {
+  static const std::string none;
+  return state_ != nullptr ? state_->path : none;
+}
+std::uint64_t File::bytes() const {
+  return state_ != nullptr ? state_->opened.bytes : 0;
+}
+bool File::direct() const { return state_ != nullptr && state_->opened.direct; }
 
 void File::close() {
   if (state_ != nullptr) state_->pump->close(*state_);
@@ -195,11 +200,12 @@ Result<File> Io::open(const std::string& path, const OpenOptions& options) {
   if (!opened.note.empty() && this->options().caching == Caching::kDirect &&
       backend() != Backend::kMemory) {
     log(LogLevel::kWarning, "io: %s goes through the page cache: %s",
-        path.c_str(), opened.note.c_str());
+        options.name.empty() ? path.c_str() : options.name.c_str(),
+        opened.note.c_str());
   }
   auto state = std::make_shared<detail::FileState>();
   state->pump = pump_;
-  state->path = path;
+  state->path = options.name.empty() ? path : options.name;
   state->opened = opened;
   return File(std::move(state));
 }

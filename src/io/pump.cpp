@@ -96,6 +96,10 @@ Status Pump::choose_driver() {
     driver_ = std::move(driver);
     return status;
   };
+  if (options_.backend != Backend::kAuto) {
+    log(LogLevel::kInfo, "io: %s, as was asked for",
+        backend_name(options_.backend).data());
+  }
   switch (options_.backend) {
     case Backend::kUring:
       return begin(Backend::kUring, make_uring_driver(options_));
@@ -108,7 +112,7 @@ Status Pump::choose_driver() {
   }
   Status ring = begin(Backend::kUring, make_uring_driver(options_));
   if (ring.ok()) {
-    log(LogLevel::kInfo, "io: %s", reason_.c_str());
+    log(LogLevel::kInfo, "io: %s: the system allows it", reason_.c_str());
     return ring;
   }
   ZINF_TRY(begin(Backend::kThreads, make_threads_driver(options_)));
@@ -217,7 +221,8 @@ std::vector<int> Pump::register_memory(std::span<std::byte> memory) {
   unregister_memory(slots);
   // Back ends without such a thing say EOPNOTSUPP: nothing to tell. The others
   // say it once.
-  bool told = error == EOPNOTSUPP || told_unregistered_.exchange(true);
+  static std::atomic<bool> told_once = false;
+  bool told = error == EOPNOTSUPP || told_once.exchange(true);
   LogLevel level = told ? LogLevel::kDebug : LogLevel::kWarning;
   log(level, "io: transfers run without registered memory: %s%s",
       Status::system("register", "memory", error).text().c_str(),

@@ -137,7 +137,6 @@ class Pump {
     std::atomic<std::uint64_t> turns = 0;
   };
   Counters counters_;
-  std::atomic<bool> told_unregistered_ = false;
 
   mutable Mutex mutex_;
   CondVar idle_;

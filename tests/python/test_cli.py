@@ -77,7 +77,7 @@ def test_bench_measures_reading_and_writing_by_default(tmp_path):
 def test_bench_table_names_the_ceiling(tmp_path):
     run = zinf("io", "bench", tmp_path, "--size", "16MiB")
     assert run.returncode == 0
-    assert "ceiling" in run.stdout
+    assert "plain pread/pwrite" in run.stdout
     assert "every byte read back" in run.stdout
 
 
@@ -88,10 +88,21 @@ def test_bench_does_not_touch_a_file_without_leave(tmp_path):
     assert run.returncode == 2
     assert "--overwrite" in run.stderr
     assert precious.read_bytes() == b"x" * 8192
+    run = zinf("io", "bench", precious, "--overwrite", "--size", "4KiB")
+    assert run.returncode == 2
+    assert precious.read_bytes() == b"x" * 8192
+
+
+@pytest.mark.parametrize("arguments", ["doctor . --json", "--help"])
+def test_output_that_is_lost_is_a_failure(tmp_path, arguments):
+    with open("/dev/full", "w") as full:
+        run = subprocess.run([ZINF, *arguments.split()], stdout=full, stderr=subprocess.PIPE, cwd=tmp_path)
+    assert run.returncode == 1
+    assert b"write standard output: No space left on device" in run.stderr
 
 
 def test_tune_keeps_what_it_found(tmp_path):
-    run = zinf("io", "tune", tmp_path, "--size", "8MiB", "--json")
+    run = zinf("io", "tune", tmp_path, "--size", "128MiB", "--json")
     assert run.returncode == 0, run.stderr
     report = json.loads(run.stdout)
     kept = json.loads((tmp_path / "zinf-io.json").read_text())
@@ -124,6 +135,7 @@ def test_tune_keeps_what_it_found(tmp_path):
         ("io bench . --backend memory", 2, "no disk"),
         ("io bench /nonexistent", 1, "No such file or directory"),
         ("io tune /nonexistent", 1, "No such file or directory"),
+        ("io tune . --size 4KiB", 2, "at least 128 MiB"),
     ],
 )
 def test_bad_input_is_told_and_leaves_nothing(tmp_path, arguments, code, words):

@@ -30,6 +30,10 @@ TEST(Json, ReplacesWhatIsNotUtf8) {
                         "b\xc3"),
             R"("a\ufffdb\ufffd")");
   EXPECT_EQ(json_quoted("\xc3\xa9"), "\"\xc3\xa9\"");
+  // A surrogate, a form too long, a character beyond the last.
+  for (const char* bad : {"\xed\xa7\xb9", "\xe0\x80\x80", "\xf4\x90\x80\x80"}) {
+    EXPECT_EQ(json_quoted(bad).substr(0, 7), "\"\\ufffd") << bad;
+  }
 }
 
 RC_GTEST_PROP(Json, AnyTextIsReadByALibrary, (const std::string& text)) {
