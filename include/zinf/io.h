@@ -27,6 +27,8 @@
 
 namespace zinf::io {
 
+class MemoryDisk;  // zinf/memory_disk.h
+
 enum class Backend : std::uint8_t {
   kAuto,     // io_uring where the system allows it, else threads
   kUring,    // io_uring
@@ -52,6 +54,7 @@ struct Fault {
     kTorn,   // half is transferred, `errnum` comes back
     kLost,   // nothing is transferred, but success comes back
     kDelay,  // the completion comes `delay` later
+    kRate,   // completions come no faster than `bytes_per_second`; always on
   };
   Kind kind = Kind::kError;
   Operation on = Operation::kRead;
@@ -64,12 +67,15 @@ struct Fault {
   double probability = 0;
   std::uint64_t seed = 1;
   std::chrono::microseconds delay{0};
+  double bytes_per_second = 0;
 };
 
 struct Options {
   Backend backend = Backend::kAuto;
   Caching caching = Caching::kDirect;
   std::vector<Fault> faults = {};  // for tests
+  // What Backend::kMemory keeps its files in; none: a disk of its own.
+  std::shared_ptr<MemoryDisk> disk = {};
 
   // A request is cut into blocks of this many bytes: a multiple of 4096.
   std::size_t block_bytes = std::size_t{1} << 20;

@@ -72,7 +72,7 @@ inline constexpr std::chrono::nanoseconds kForever =
 
 std::unique_ptr<Driver> make_uring_driver(const Options& options);
 std::unique_ptr<Driver> make_threads_driver(const Options& options);
-std::unique_ptr<Driver> make_memory_driver();
+std::unique_ptr<Driver> make_memory_driver(std::shared_ptr<MemoryDisk> disk);
 std::unique_ptr<Driver> make_fault_driver(std::unique_ptr<Driver> inner,
                                           const std::vector<Fault>& faults);
 

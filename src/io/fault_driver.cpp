@@ -43,9 +43,11 @@ class FaultDriver final : public Driver {
   void wake() override { inner_->wake(); }
 
   void start(RawOp* op) override {
+    limit_rate(op);
     std::optional<Fault> fault = next_fault(op->kind);
     if (!fault) return inner_->start(op);
     if (fault->kind == Fault::Kind::kError) {
+      due_.erase(op);
       op->result = -fault->errnum;
       ready_.push_back(op);
       return;
@@ -87,6 +89,7 @@ class FaultDriver final : public Driver {
   struct Rule {
     Fault fault;
     std::mt19937_64 random;
+    Clock::time_point free_at = {};  // of a rate: when its queue is empty
   };
   struct Altered {
     Fault fault;
@@ -103,7 +106,7 @@ class FaultDriver final : public Driver {
     std::uint64_t count = ++counts_[static_cast<std::size_t>(kind)];
     for (Rule& rule : rules_) {
       const Fault& fault = rule.fault;
-      if (fault.on != kind) continue;
+      if (fault.on != kind || fault.kind == Fault::Kind::kRate) continue;
       bool fires =
           fault.nth != 0
               ? count == fault.nth || (fault.and_after && count > fault.nth)
@@ -113,13 +116,35 @@ class FaultDriver final : public Driver {
     return std::nullopt;
   }
 
+  // A limited disk serves one operation after the other.
+  void limit_rate(RawOp* op) {
+    for (Rule& rule : rules_) {
+      const Fault& fault = rule.fault;
+      if (fault.kind != Fault::Kind::kRate || fault.on != op->kind) continue;
+      std::chrono::duration<double> takes(static_cast<double>(op->bytes) /
+                                          fault.bytes_per_second);
+      rule.free_at = std::max(rule.free_at, Clock::now()) +
+                     std::chrono::duration_cast<Clock::duration>(takes);
+      due_[op] = rule.free_at;
+    }
+  }
+
+  void finish(RawOp* op, Clock::time_point due) {
+    if (auto limited = due_.find(op); limited != due_.end()) {
+      due = std::max(due, limited->second);
+      due_.erase(limited);
+    }
+    if (due > Clock::now()) {
+      held_.push_back({op, due});
+    } else {
+      ready_.push_back(op);
+    }
+  }
+
   // Gives an operation back its own form, with the result that the fault wants.
   void settle(RawOp* op) {
     auto found = altered_.find(op);
-    if (found == altered_.end()) {
-      ready_.push_back(op);
-      return;
-    }
+    if (found == altered_.end()) return finish(op, {});
     Altered altered = found->second;
     altered_.erase(found);
     op->bytes = altered.bytes;
@@ -127,17 +152,16 @@ class FaultDriver final : public Driver {
     if (altered.fault.kind == Fault::Kind::kTorn) {
       op->result = -altered.fault.errnum;
     }
-    if (altered.fault.kind == Fault::Kind::kDelay) {
-      held_.push_back({op, Clock::now() + altered.fault.delay});
-    } else {
-      ready_.push_back(op);
-    }
+    bool delayed = altered.fault.kind == Fault::Kind::kDelay;
+    finish(op,
+           delayed ? Clock::now() + altered.fault.delay : Clock::time_point{});
   }
 
   std::unique_ptr<Driver> inner_;
   std::vector<Rule> rules_;
   std::array<std::uint64_t, 3> counts_{};
   std::unordered_map<RawOp*, Altered> altered_;
+  std::unordered_map<RawOp*, Clock::time_point> due_;  // by a rate
   std::vector<Held> held_;
   std::vector<RawOp*> ready_;
 };

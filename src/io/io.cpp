@@ -93,6 +93,9 @@ Status Options::validate() const {
     if (fault.probability < 0 || fault.probability > 1) {
       complain(strf("a fault's probability is %g", fault.probability));
     }
+    if (fault.kind == Fault::Kind::kRate && !(fault.bytes_per_second > 0)) {
+      complain(strf("a fault's rate is %g", fault.bytes_per_second));
+    }
   }
   if (problems.empty()) return {};
   return Status::error(Code::kInvalid, "I/O options: " + problems);

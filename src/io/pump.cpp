@@ -106,7 +106,7 @@ Status Pump::choose_driver() {
     case Backend::kThreads:
       return begin(Backend::kThreads, make_threads_driver(options_));
     case Backend::kMemory:
-      return begin(Backend::kMemory, make_memory_driver());
+      return begin(Backend::kMemory, make_memory_driver(options_.disk));
     case Backend::kAuto:
       break;
   }
