@@ -14,24 +14,27 @@ ALLOWED = {
     "src/io": {"src/base"},
     "src/mem": {"src/base"},
     "src/optim": {"src/base"},
+    "src/tier": {"src/base", "src/io", "src/mem"},
     "cli": {"src/base"},
-    "adapters/torch": {"src/base", "src/io", "src/mem", "src/optim"},
+    "adapters/torch": {"src/base", "src/io", "src/mem", "src/optim", "src/tier"},
     "python/src": {"src/base", "adapters/torch", "src/optim"},
 }
 
 # Which folder a public header belongs to.
 PUBLIC = {
     "src/base": {"bytes", "log", "machine", "status", "thread_pool", "version"},
-    "src/io": {"disk", "io", "io_bench"},
+    "src/io": {"disk", "io", "io_bench", "memory_disk"},
     "src/mem": {"arena", "budget", "slab"},
     "src/optim": {"adam", "cast", "dtype"},
+    "src/tier": {"residency", "store"},
 }
 # Folders whose public headers these may include too, but not the private ones.
-PUBLIC_ONLY = {"cli": {"src/io", "src/mem", "src/optim"}}
+PUBLIC_ONLY = {"cli": {"src/io", "src/mem", "src/optim", "src/tier"}}
 # What only these folders may include.
 FENCED = {
     r"^(torch|ATen|c10|pybind11)/": ("adapters/torch", "python/src"),
     r"^liburing\.h": ("src/io",),
+    r"^xxhash\.h": ("src/tier",),
 }
 
 

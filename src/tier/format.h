@@ -1,0 +1,116 @@
+// The bytes on the disk: docs/formats/store.md. Pure functions.
+//
+// parse_* take bytes from a disk and trust nothing: every count is checked
+// against the bytes that are there before anything is allocated for it, every
+// piece against the volumes. What they return can be used without more checks.
+// kCorrupt: it makes no sense; kUnsupported: another format version.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "zinf/status.h"
+#include "zinf/store.h"
+
+namespace zinf::tier {
+
+inline constexpr std::uint32_t kFormatVersion = 1;
+inline constexpr std::size_t kUnit = 4096;  // everything is a multiple of it
+inline constexpr std::uint64_t kSuperblocks = kUnit;  // two, of volume 0
+inline constexpr std::uint64_t kDataBegin = 3 * kUnit;
+inline constexpr std::size_t kMaxCatalogPieces = 128;
+inline constexpr std::size_t kMaxName = 4096;
+inline constexpr std::uint32_t kMaxVolumes = 256;
+
+using Page = std::array<std::byte, kUnit>;
+using Uuid = std::array<std::byte, 16>;
+std::string uuid_text(const Uuid& uuid);
+
+// A contiguous range of a volume; offset and bytes are multiples of kUnit.
+struct Piece {
+  std::uint32_t volume = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+
+  std::uint64_t end() const { return offset + bytes; }
+  auto operator<=>(const Piece&) const = default;
+};
+
+struct VolumeHeader {
+  Uuid uuid{};
+  std::uint32_t index = 0;
+  std::uint32_t count = 0;
+  std::uint64_t volume_bytes = 0;
+  std::uint64_t block_bytes = 0;
+  std::uint64_t metadata_bytes = 0;  // set aside at kDataBegin of volume 0
+  std::uint64_t state_bytes = 0;     // what the store was made for
+  std::uint64_t num_states = 0;
+  std::uint64_t extra_bytes = 0;
+  std::uint32_t kept = 0;
+  std::uint32_t copies = 0;  // 1 on_save, 2 else
+};
+
+// What a piece can be checked against.
+struct Geometry {
+  Uuid uuid{};
+  std::uint64_t block_bytes = 0;
+  std::vector<std::uint64_t> volume_bytes;
+};
+
+// A checksummed run of bytes in volume 0.
+struct BlobRef {
+  std::vector<Piece> pieces;
+  std::uint64_t bytes = 0;
+  std::uint64_t checksum = 0;
+};
+
+struct Superblock {
+  Uuid uuid{};
+  std::uint64_t sequence = 0;
+  std::uint64_t next_version = 1;
+  BlobRef catalog;  // without bytes in a store that has no version
+};
+
+struct CatalogEntry {
+  VersionInfo info;
+  BlobRef table;
+};
+
+struct StateRecord {
+  StateSpec spec;
+  bool present = false;  // has content
+  bool summed = false;   // has checksums, one per block
+  std::vector<Piece> pieces;
+  std::vector<std::uint64_t> checksums;
+};
+
+struct TableRecord {
+  std::uint64_t version = 0;
+  std::uint64_t step = 0;
+  std::vector<StateRecord> states;
+};
+
+std::uint64_t checksum(std::span<const std::byte> data);
+
+void encode(const VolumeHeader& header, Page& page);
+void encode(const Superblock& superblock, Page& page);
+std::vector<std::byte> encode(const std::vector<CatalogEntry>& catalog);
+std::vector<std::byte> encode(const TableRecord& table);
+
+// Puts the right checksum at a page's end (encode() has done it already).
+void seal(Page& page);
+
+Result<VolumeHeader> parse_volume_header(std::span<const std::byte> page);
+Result<Superblock> parse_superblock(std::span<const std::byte> page,
+                                    const Geometry& geometry);
+// The blob's own checksum has been compared by whoever read it.
+Result<std::vector<CatalogEntry>> parse_catalog(std::span<const std::byte> blob,
+                                                const Geometry& geometry);
+Result<TableRecord> parse_table(std::span<const std::byte> blob,
+                                const Geometry& geometry);
+
+}  // namespace zinf::tier

@@ -1,0 +1,230 @@
+// Opening: from the superblocks to the working table; and going back to a
+// version.
+#include <algorithm>
+#include <array>
+
+#include "src/base/strf.h"
+#include "src/tier/store_impl.h"
+#include "zinf/log.h"
+
+namespace zinf::tier {
+
+Status StoreImpl::recover() {
+  MutexLock order(order_);
+  const Geometry& geometry = shared_->volumes->geometry();
+  struct Found {
+    std::size_t slot;
+    Superblock superblock;
+  };
+  std::vector<Found> found;
+  std::string problems;
+  for (std::size_t slot = 0; slot < 2; ++slot) {
+    Page page;
+    std::uint64_t offset = kSuperblocks + slot * kUnit;
+    Result<Superblock> parsed = Superblock{};
+    if (Status read = shared_->volumes->read_page(offset, page); !read.ok()) {
+      parsed = read;
+    } else {
+      parsed = parse_superblock(page, geometry);
+    }
+    if (parsed.ok()) {
+      found.push_back({slot, std::move(parsed).value()});
+    } else {
+      problems += strf("%sslot %zu: %s", problems.empty() ? "" : "; ", slot,
+                       parsed.status().text().c_str());
+    }
+  }
+  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
+    return a.superblock.sequence > b.superblock.sequence;
+  });
+  std::string file = shared_->volumes->file(0);
+  if (found.empty()) {
+    return Status::error(Code::kCorrupt,
+                         file + " has no valid superblock: " + problems);
+  }
+  Status status = recover_from(found[0].superblock);
+  std::size_t used = 0;
+  if (!status.ok() && options_.fall_back && found.size() > 1) {
+    log(LogLevel::kWarning,
+        "store: %s: falling back to the older superblock: %s", file.c_str(),
+        status.text().c_str());
+    used = 1;
+    status = recover_from(found[1].superblock);
+  }
+  ZINF_TRY(status.in(file));
+  superblock_ = found[used].superblock;
+  sequence_ = found[0].superblock.sequence;
+  slot_ = 1 - found[used].slot;
+  found_.clear();
+
+  MutexLock lock(mutex_);
+  const Version* newest = versions_.empty() ? nullptr : &versions_.back();
+  if (newest != nullptr && newest->table == nullptr) {
+    bool tolerated = options_.fall_back || options_.access == Access::kRead;
+    if (!tolerated) {
+      return newest->info.damage.in("version " + newest->info.label());
+    }
+    newest = newest_intact();
+    log(LogLevel::kWarning, "store: version %s is damaged (%s), taking %s",
+        versions_.back().info.label().c_str(),
+        versions_.back().info.damage.text().c_str(),
+        newest != nullptr ? newest->info.label().c_str() : "none");
+  }
+  load_table(newest);
+  return {};
+}
+
+Status StoreImpl::recover_from(const Superblock& superblock) {
+  next_version_ = std::max(next_version_, superblock.next_version);
+  if (superblock.catalog.bytes == 0) return {};
+  const Geometry& geometry = shared_->volumes->geometry();
+  ZINF_ASSIGN(auto blob,
+              shared_->volumes->read_blob(superblock.catalog, "the catalog"));
+  Result<std::vector<CatalogEntry>> catalog = parse_catalog(blob, geometry);
+  if (!catalog.ok()) return catalog.status().in("the catalog");
+  ZINF_TRY(shared_->allocator->take_at(superblock.catalog.pieces));
+  catalog_ = std::make_shared<Placement>(shared_->allocator,
+                                         superblock.catalog.pieces);
+  for (const CatalogEntry& entry : *catalog) {
+    next_version_ = std::max(next_version_, entry.info.id + 1);
+    ZINF_TRY(recover_version(entry));
+  }
+  return {};
+}
+
+Result<std::shared_ptr<const Table>> StoreImpl::read_table(
+    const CatalogEntry& entry) {
+  std::string what = "the table of version " + entry.info.label();
+  ZINF_ASSIGN(auto blob, shared_->volumes->read_blob(entry.table, what));
+  ZINF_ASSIGN(TableRecord record,
+              parse_table(blob, shared_->volumes->geometry()));
+  if (record.version != entry.info.id) {
+    return Status::error(Code::kCorrupt, what + " belongs to another version");
+  }
+  MutexLock lock(mutex_);
+  return rebuild(record);
+}
+
+// A version whose table cannot be used stays in the list, damaged; its blocks
+// are lost.
+Status StoreImpl::recover_version(const CatalogEntry& entry) {
+  Version version{.info = entry.info,
+                  .table = nullptr,
+                  .blob = entry.table,
+                  .blob_place = nullptr};
+  ZINF_TRY(shared_->allocator->take_at(entry.table.pieces));
+  version.blob_place =
+      std::make_shared<Placement>(shared_->allocator, entry.table.pieces);
+  Result<std::shared_ptr<const Table>> table = read_table(entry);
+  if (table.ok()) {
+    version.table = std::move(table).value();
+  } else {
+    version.info.damage = table.status();
+  }
+  MutexLock lock(mutex_);
+  versions_.push_back(std::move(version));
+  return {};
+}
+
+// Equal pieces in several tables are one placement.
+Result<std::shared_ptr<const Table>> StoreImpl::rebuild(
+    const TableRecord& record) {
+  auto table = std::make_shared<Table>(states_.size());
+  for (const StateRecord& state : record.states) {
+    auto known = index_.find({state.spec.unit, state.spec.state});
+    std::uint32_t index =
+        known != index_.end() ? known->second : add_state(state.spec);
+    StateSpec spec = state.spec;
+    if (index == 0) spec.bytes = states_[0].spec.bytes;  // its size is free
+    if (states_[index].spec != spec) {
+      return Status::error(
+          Code::kCorrupt,
+          "state " + spec.name() + " is not the same in all versions");
+    }
+    if (table->size() < states_.size()) table->resize(states_.size());
+    if (!state.present) continue;
+    Entry entry{{}, nullptr, state.spec.bytes, true};
+    if (state.summed) {
+      entry.sums = std::make_shared<Checksums>(state.checksums);
+    }
+    std::shared_ptr<const Placement> place;
+    if (!state.pieces.empty()) place = found_[state.pieces.front()];
+    if (place == nullptr || place->pieces != state.pieces) {
+      ZINF_TRY(shared_->allocator->take_at(state.pieces));
+      place = std::make_shared<Placement>(shared_->allocator, state.pieces);
+      if (!state.pieces.empty()) found_[state.pieces.front()] = place;
+    }
+    entry.place = PlacementRef(std::move(place));
+    (*table)[index] = std::move(entry);
+  }
+  return std::shared_ptr<const Table>(std::move(table));
+}
+
+const Version* StoreImpl::newest_intact() const {
+  for (auto version = versions_.rbegin(); version != versions_.rend();
+       ++version) {
+    if (version->table != nullptr && version->info.damage.ok()) {
+      return &*version;
+    }
+  }
+  return nullptr;
+}
+
+Result<const Version*> StoreImpl::version_of(std::uint64_t id) const {
+  for (const Version& version : versions_) {
+    if (version.info.id == id) return &version;
+  }
+  return Status::error(Code::kNotFound,
+                       strf("the store has no version %llu",
+                            static_cast<unsigned long long>(id)));
+}
+
+void StoreImpl::load_table(const Version* version) {
+  working_ = version != nullptr ? *version->table : Table();
+  working_.resize(states_.size());
+  base_ = version != nullptr ? version->info.id : 0;
+  base_label_ = version != nullptr ? version->info.label() : "none";
+  working_error_ = {};
+  for (State& state : states_) state.error = {};
+}
+
+Status StoreImpl::rollback() {
+  MutexLock order(order_);
+  (void)settle();
+  {
+    MutexLock lock(mutex_);
+    load_table(newest_intact());
+  }
+  in_step_ = false;
+  unsynced_ = false;
+  return {};
+}
+
+Status StoreImpl::load(std::uint64_t id) {
+  MutexLock order(order_);
+  (void)settle();
+  {
+    MutexLock lock(mutex_);
+    ZINF_ASSIGN(const Version* version, version_of(id));
+    if (version->table == nullptr) {
+      return version->info.damage.in("version " + version->info.label());
+    }
+    load_table(version);
+  }
+  in_step_ = false;
+  unsynced_ = false;
+  return {};
+}
+
+Result<std::vector<StateSpec>> StoreImpl::contents(std::uint64_t id) const {
+  MutexLock lock(mutex_);
+  ZINF_ASSIGN(const Version* version, version_of(id));
+  if (version->table == nullptr) return version->info.damage;
+  std::vector<StateSpec> specs;
+  for (std::size_t i = 1; i < version->table->size(); ++i) {
+    if ((*version->table)[i].present) specs.push_back(states_[i].spec);
+  }
+  return specs;
+}
+
+}  // namespace zinf::tier

@@ -1,0 +1,106 @@
+// The open volumes of a store: one file and one Io per path, so that a slow
+// path never takes the places of the others.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/tier/format.h"
+#include "src/tier/run_directory.h"
+#include "zinf/io.h"
+#include "zinf/store.h"
+
+namespace zinf::tier {
+
+// Page-aligned memory of whole pages.
+class PageBuffer {
+ public:
+  explicit PageBuffer(std::size_t bytes);  // rounded up to pages, zeroed
+  std::span<std::byte> span() { return {data_.get(), bytes_}; }
+  std::span<const std::byte> span() const { return {data_.get(), bytes_}; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const;
+  };
+  std::size_t bytes_;
+  std::unique_ptr<std::byte, Free> data_;
+};
+
+// Thread-safe after creation.
+class Volumes {
+ public:
+  // Makes directories, files and headers; on failure nothing is left behind.
+  static Result<std::shared_ptr<Volumes>> create(const StoreOptions& options);
+  static Result<std::shared_ptr<Volumes>> open(const StoreOptions& options);
+  ~Volumes();
+
+  const Geometry& geometry() const { return geometry_; }
+  const VolumeHeader& header() const { return header_; }  // of volume 0
+  std::size_t count() const { return volumes_.size(); }
+  const std::string& directory(std::size_t volume) const {
+    return volumes_[volume].directory;
+  }
+  std::string file(std::size_t volume) const {
+    return volume_file(volumes_[volume].directory);
+  }
+  const std::vector<double>& weights() const { return weights_; }
+
+  // Part of a piece: `into` or `from` is where `skip` bytes into it are.
+  io::Request read(const Piece& piece, std::uint64_t skip,
+                   std::span<std::byte> into);
+  io::Request write(const Piece& piece, std::uint64_t skip,
+                    std::span<const std::byte> from);
+  Status sync(std::size_t volume);
+  Status sync_all();
+
+  Status read_page(std::uint64_t offset, Page& page);  // of volume 0
+  Status write_page(std::uint64_t offset, const Page& page);
+  Result<std::vector<std::byte>> read_blob(const BlobRef& blob,
+                                           const std::string& what);
+  Status write_blob(const std::vector<Piece>& pieces,
+                    std::span<const std::byte> blob);
+
+  // Whether every file is still what was opened, in its full size.
+  Status check_files() const;
+
+  std::vector<io::Registration> register_memory(std::span<std::byte> memory);
+
+ private:
+  struct Volume {
+    std::string directory;
+    bool made_directory = false;
+    bool made_file = false;
+    DirectoryLock lock;
+    std::unique_ptr<io::Io> io;
+    io::File file;
+    std::uint64_t inode = 0;
+    double weight = 0;
+  };
+
+  explicit Volumes(const StoreOptions& options)
+      : on_disk_(options.io.backend != io::Backend::kMemory) {}
+
+  Status make_io(const StoreOptions& options, const StorePath& path,
+                 Volume& volume);
+  Status make_files(const StoreOptions& options);
+  void remove_files();  // that make_files() has made
+  Status open_files(const StoreOptions& options);
+  Status write_headers(const StoreOptions& options,
+                       const std::vector<std::uint64_t>& sizes);
+  Status measure(const StoreOptions& options);
+  Status note_inodes();
+
+  const bool on_disk_;
+  std::vector<Volume> volumes_;
+  VolumeHeader header_;
+  Geometry geometry_;
+  std::vector<double> weights_;
+};
+
+// What creation reserves for tables and catalogs.
+std::uint64_t metadata_bytes_for(const StoreOptions& options);
+
+}  // namespace zinf::tier

@@ -1,0 +1,132 @@
+#include "src/tier/extents.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <random>
+
+#include "src/base/align.h"
+
+namespace zinf::tier {
+namespace {
+
+std::uint64_t total(const std::vector<Piece>& pieces) {
+  std::uint64_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.bytes;
+  return bytes;
+}
+
+TEST(FreeList, TakesTheSmallestRangeThatFits) {
+  FreeList list(0, 100 * kUnit);
+  ASSERT_TRUE(list.take_at(10 * kUnit, 20 * kUnit));
+  ASSERT_TRUE(list.take_at(35 * kUnit, 60 * kUnit));
+  // Free: [0, 10), [30, 35), [95, 100).
+  auto taken = list.take(4 * kUnit);
+  ASSERT_EQ(taken.size(), 1u);
+  EXPECT_EQ(taken[0].first, 30 * kUnit);
+  taken = list.take(14 * kUnit);  // more than any: the largest first
+  ASSERT_EQ(taken.size(), 2u);
+  EXPECT_EQ(taken[0].first, 0u);
+  EXPECT_EQ(list.free_bytes(), 2 * kUnit);
+}
+
+TEST(FreeList, GivesCoalesce) {
+  FreeList list(0, 30 * kUnit);
+  auto a = list.take(10 * kUnit);
+  auto b = list.take(10 * kUnit);
+  auto c = list.take(10 * kUnit);
+  EXPECT_EQ(list.num_ranges(), 0u);
+  list.give(a[0].first, a[0].second);
+  list.give(c[0].first, c[0].second);
+  EXPECT_EQ(list.num_ranges(), 2u);
+  list.give(b[0].first, b[0].second);
+  EXPECT_EQ(list.num_ranges(), 1u);
+  EXPECT_EQ(list.free_bytes(), 30 * kUnit);
+  EXPECT_FALSE(list.take_at(25 * kUnit, 10 * kUnit));  // beyond the end
+}
+
+TEST(Allocator, SucceedsWheneverTheBytesAreFree) {
+  Allocator allocator({{}, kMiB, {kDataBegin + 10 * kMiB}}, 0);
+  std::vector<std::vector<Piece>> held;
+  while (allocator.free_bytes() > 0)
+    held.push_back(allocator.take(kUnit).value());
+  for (std::size_t i = 0; i < held.size(); i += 2) allocator.give(held[i]);
+  // Every second page is free; all of them can still be had at once.
+  std::uint64_t free = allocator.free_bytes();
+  Result<std::vector<Piece>> all = allocator.take(free);
+  ASSERT_TRUE(all.ok());
+  EXPECT_EQ(total(*all), free);
+  EXPECT_EQ(allocator.take(1).status().code(), Code::kNoSpace);
+}
+
+TEST(Allocator, AFullVolumeLeavesItsShareToTheOthers) {
+  Geometry geometry{{}, kMiB, {kDataBegin + 2 * kMiB, kDataBegin + 20 * kMiB}};
+  Allocator allocator(geometry, 0);
+  std::vector<double> weights = {10, 1};
+  allocator.set_weights(weights);
+  Result<std::vector<Piece>> pieces = allocator.take(21 * kMiB);
+  ASSERT_TRUE(pieces.ok()) << pieces.status().text();
+  EXPECT_EQ(total(*pieces), 21 * kMiB);
+}
+
+TEST(Allocator, MetadataHasItsOwnRoom) {
+  Allocator allocator({{}, kMiB, {kDataBegin + 11 * kMiB}}, kMiB);
+  ASSERT_TRUE(allocator.take(10 * kMiB).ok());
+  EXPECT_EQ(allocator.free_bytes(), 0u);
+  Result<std::vector<Piece>> table = allocator.take_metadata(5000);
+  ASSERT_TRUE(table.ok());
+  EXPECT_EQ((*table)[0].offset, kDataBegin);
+  EXPECT_FALSE(allocator.take_at(*table).ok());  // taken twice
+  allocator.give(*table);
+  EXPECT_TRUE(allocator.take_at(*table).ok());
+}
+
+// A long run with copy on write: each step every state, of mixed sizes, goes to
+// free space and the version before the last is freed, on a store of exactly
+// two copies.
+TEST(Allocator, TenThousandStepsLoseNothingToFragmentation) {
+  std::mt19937_64 random(7);
+  std::vector<std::uint64_t> sizes;
+  std::uint64_t all = 0;
+  for (int i = 0; i < 40; ++i) {
+    std::uint64_t bytes = std::uint64_t{1} << (random() % 14);  // x 4 KiB
+    bytes = (bytes + random() % bytes) * kUnit;
+    sizes.push_back(bytes);
+    all += bytes;
+  }
+  Allocator allocator({{}, kMiB, {kDataBegin + 2 * all}}, 0);
+  std::vector<std::vector<Piece>> old(sizes.size());
+  std::vector<std::vector<Piece>> now(sizes.size());
+  std::uint64_t pieces = 0;
+  constexpr int kSteps = 10'000;
+  for (int step = 0; step < kSteps; ++step) {
+    for (auto& state : old) {
+      if (!state.empty()) allocator.give(state);
+    }
+    old = std::move(now);
+    now.assign(sizes.size(), {});
+    // Units finish in another order each step, as threads make them.
+    std::vector<std::size_t> order(sizes.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::shuffle(order.begin(), order.end(), random);
+    for (std::size_t i : order) {
+      Result<std::vector<Piece>> taken = allocator.take(sizes[i]);
+      ASSERT_TRUE(taken.ok()) << "step " << step;  // no byte is lost
+      ASSERT_EQ(total(*taken), sizes[i]);
+      if (step >= kSteps - 100) pieces += taken->size();
+      now[i] = std::move(taken).value();
+    }
+  }
+  EXPECT_EQ(allocator.free_bytes(), 0u);
+  double average =
+      100.0 * static_cast<double>(all) / static_cast<double>(pieces);
+  double per_state = static_cast<double>(pieces) / 100 / 40;
+  RecordProperty("average_piece_bytes", static_cast<int>(average));
+  EXPECT_GT(average, 1e6) << "pieces per state " << per_state;
+  std::printf("average piece %.0f KiB, %.2f pieces per state\n", average / 1024,
+              per_state);
+}
+
+}  // namespace
+}  // namespace zinf::tier
