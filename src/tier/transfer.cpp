@@ -84,9 +84,7 @@ WriteOp::WriteOp(Status failed) : summed_(1), status_(std::move(failed)) {}
 WriteOp::WriteOp(std::shared_ptr<Shared> shared,
                  std::shared_ptr<const Placement> placement,
                  std::span<const std::byte> from)
-    : shared_(std::move(shared)),
-      placement_(std::move(placement)),
-      from_(from) {
+    : shared_(std::move(shared)), from_(from) {
   Counters& counters = shared_->counters;
   std::vector<io::Request> requests;
   std::uint64_t whole = whole_pages(from.size());
@@ -95,7 +93,7 @@ WriteOp::WriteOp(std::shared_ptr<Shared> shared,
     requests.push_back(shared_->volumes->write(piece, skip, data));
     counters.volume_bytes_put[piece.volume] += data.size();
   };
-  for_each_part(placement_->pieces, 0, whole,
+  for_each_part(placement->pieces, 0, whole,
                 [&](const Piece& piece, std::uint64_t skip, std::uint64_t begin,
                     std::uint64_t bytes) {
                   start(piece, skip, from.subspan(begin, bytes));
@@ -106,14 +104,15 @@ WriteOp::WriteOp(std::shared_ptr<Shared> shared,
     auto rest = from.subspan(whole);
     std::span<std::byte> tail = page.span();
     std::copy(rest.begin(), rest.end(), tail.begin());
-    for_each_part(placement_->pieces, whole, whole + kUnit,
+    for_each_part(placement->pieces, whole, whole + kUnit,
                   [&](const Piece& piece, std::uint64_t skip, std::uint64_t,
                       std::uint64_t) { start(piece, skip, tail); });
   }
   ++counters.puts;
   counters.bytes_put += from.size();
-  counters.pieces_put += placement_->pieces.size();
+  counters.pieces_put += placement->pieces.size();
   MutexLock lock(mutex_);
+  placement_ = std::move(placement);
   requests_ = std::move(requests);
 }
 
@@ -139,6 +138,7 @@ Status WriteOp::wait() {
   status_ = io::wait_all(requests_);
   requests_.clear();
   tail_.reset();
+  placement_.reset();
   return status_;
 }
 
@@ -149,14 +149,13 @@ ReadOp::ReadOp(std::shared_ptr<Shared> shared,
                std::shared_ptr<const Checksums> sums, std::span<std::byte> into,
                BlockName name)
     : shared_(std::move(shared)),
-      placement_(std::move(placement)),
       sums_(std::move(sums)),
       into_(into),
       name_(std::move(name)) {
   std::vector<io::Request> requests;
   std::vector<std::uint64_t> ends;
   std::uint64_t whole = whole_pages(into.size());
-  for_each_part(placement_->pieces, 0, whole,
+  for_each_part(placement->pieces, 0, whole,
                 [&](const Piece& piece, std::uint64_t skip, std::uint64_t begin,
                     std::uint64_t bytes) {
                   requests.push_back(shared_->volumes->read(
@@ -165,13 +164,14 @@ ReadOp::ReadOp(std::shared_ptr<Shared> shared,
                 });
   if (whole < into.size()) {
     tail_.emplace(kUnit);
-    start_read(*shared_->volumes, placement_->pieces, whole, tail_->span(),
+    start_read(*shared_->volumes, placement->pieces, whole, tail_->span(),
                requests);
     ends.push_back(into.size());
   }
   ++shared_->counters.gets;
   shared_->counters.bytes_got += into.size();
   MutexLock lock(mutex_);
+  placement_ = std::move(placement);
   requests_ = std::move(requests);
   ends_ = std::move(ends);
 }
@@ -183,6 +183,7 @@ Status ReadOp::wait() {
     done_ = true;
     requests_.clear();
     tail_.reset();
+    placement_.reset();
   }
   return status_;
 }

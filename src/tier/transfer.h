@@ -75,11 +75,12 @@ class WriteOp {
 
  private:
   const std::shared_ptr<Shared> shared_;
-  const std::shared_ptr<const Placement> placement_;
   const std::span<const std::byte> from_;
   std::atomic<std::uint32_t> summed_ = 0;
 
   Mutex mutex_;  // held while waiting: waiters follow each other
+  // Until it is done: the space must not be used again before.
+  std::shared_ptr<const Placement> placement_ ZINF_GUARDED_BY(mutex_);
   std::optional<PageBuffer> tail_ ZINF_GUARDED_BY(mutex_);
   std::vector<io::Request> requests_ ZINF_GUARDED_BY(mutex_);
   Status status_ ZINF_GUARDED_BY(mutex_);
@@ -103,13 +104,13 @@ class ReadOp {
   Status finish() ZINF_REQUIRES(mutex_);
 
   const std::shared_ptr<Shared> shared_;
-  const std::shared_ptr<const Placement> placement_;
   const std::shared_ptr<const Checksums> sums_;
   const std::span<std::byte> into_;
   const BlockName name_;
 
   Mutex mutex_;  // held while waiting: waiters follow each other
   bool done_ ZINF_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<const Placement> placement_ ZINF_GUARDED_BY(mutex_);
   std::optional<PageBuffer> tail_ ZINF_GUARDED_BY(mutex_);
   // In the order of the state's bytes; the tail's comes last.
   std::vector<io::Request> requests_ ZINF_GUARDED_BY(mutex_);
