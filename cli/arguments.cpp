@@ -84,6 +84,40 @@ void add_tune(CLI::App& io, Action& action) {
       [args, &action] { action = [args] { return run_tune(*args); }; });
 }
 
+using CheckpointRun = Status (*)(const CheckpointArguments&);
+
+CLI::App* add_checkpoint_command(
+    CLI::App& parent, Action& action, const char* name, const char* help,
+    const std::shared_ptr<CheckpointArguments>& args, CheckpointRun run) {
+  CLI::App* app = parent.add_subcommand(name, help);
+  app->add_option("directory", args->directories,
+                  "A run directory (all of them when there are several paths)")
+      ->required()
+      ->type_name("DIR");
+  app->callback(
+      [args, run, &action] { action = [args, run] { return run(*args); }; });
+  return app;
+}
+
+void add_checkpoint(CLI::App& root, Action& action) {
+  CLI::App* parent = root.add_subcommand(
+      "checkpoint", "Look into, verify and remove stores of training state");
+  parent->require_subcommand(1);
+  auto args = std::make_shared<CheckpointArguments>();
+  add_checkpoint_command(*parent, action, "inspect",
+                         "Versions, steps, states, sizes", args, run_inspect)
+      ->add_flag("--json", args->json, "Print one JSON object");
+  add_checkpoint_command(*parent, action, "verify",
+                         "Read everything, compare all checksums", args,
+                         run_verify);
+  CLI::App* prune = add_checkpoint_command(
+      *parent, action, "prune", "Remove stores below DIR that no process uses",
+      args, run_prune);
+  prune->add_flag("--dry-run", args->dry_run, "Only say what would be removed");
+  prune->add_flag("--all", args->all,
+                  "Also those that hold kept versions or cannot be read");
+}
+
 std::vector<std::string> option_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
@@ -149,6 +183,7 @@ Result<std::function<Status()>> parse_arguments(int argc, char** argv) {
       "Sizes are written 4096, 512MiB or 4GB. Exit code: 0 done, 1 failed, 2 "
       "wrong usage.\nZINF_LOG=info shows what is chosen and why.");
   Action action;
+  add_checkpoint(root, action);
   add_doctor(root, action);
   CLI::App* io = root.add_subcommand("io", "Measure and tune a disk");
   io->require_subcommand(1);

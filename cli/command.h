@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "zinf/status.h"
 
@@ -37,6 +38,16 @@ struct TuneArguments {
   bool json = false;
 };
 Status run_tune(const TuneArguments& args);
+
+struct CheckpointArguments {
+  std::vector<std::string> directories;
+  bool json = false;
+  bool dry_run = false;
+  bool all = false;
+};
+Status run_inspect(const CheckpointArguments& args);
+Status run_verify(const CheckpointArguments& args);
+Status run_prune(const CheckpointArguments& args);
 
 // What the command line asks for: kInvalid when it makes no sense. Help and
 // version are such actions too.

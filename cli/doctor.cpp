@@ -19,6 +19,7 @@
 #include "zinf/io_bench.h"
 #include "zinf/log.h"
 #include "zinf/machine.h"
+#include "zinf/store.h"
 #include "zinf/version.h"
 
 namespace zinf::cli {
@@ -166,6 +167,30 @@ void examine_disk(const std::string& path, std::vector<Finding>& findings) {
   if (roomy) examine_speed(path, findings);
 }
 
+void examine_stores(const std::string& path, std::vector<Finding>& findings) {
+  std::size_t stale = 0;
+  std::uint64_t bytes = 0;
+  std::string names;
+  for (const FoundStore& found : find_stores(path)) {
+    if (found.owner != 0) continue;
+    ++stale;
+    bytes += found.bytes;
+    if (stale <= 3) names += (names.empty() ? "" : ", ") + found.path;
+  }
+  if (stale == 0) {
+    findings.push_back({"stale stores", Verdict::kOk, "none"});
+    return;
+  }
+  findings.push_back(
+      {"stale stores", Verdict::kWarning,
+       strf("%zu that no process uses, %s: %s%s", stale,
+            format_bytes(bytes).c_str(), names.c_str(),
+            stale > 3 ? ", ..." : ""),
+       strf("zinf checkpoint inspect DIR shows one, zinf checkpoint prune %s "
+            "removes them",
+            path.c_str())});
+}
+
 // torch's version in the virtual environment of this program, or "".
 std::string torch_version() {
   std::error_code error;
@@ -241,6 +266,7 @@ Status run_doctor(const DoctorArguments& args) {
   examine_machine(machine, findings);
   examine_uring(machine, findings);
   examine_disk(args.path, findings);
+  examine_stores(args.path, findings);
   examine_torch(findings);
   std::string failures;
   for (const Finding& finding : findings) {

@@ -278,7 +278,8 @@ struct FoundStore {
   int num_volumes = 0;      // so many; 0 when its header cannot be read
 };
 
-// The run directories at and below `directory`, in order of their paths.
+// The run directories at and up to five levels below `directory`, in order of
+// their paths.
 // Directories that cannot be read are left out.
 std::vector<FoundStore> find_stores(const std::string& directory);
 

@@ -30,6 +30,13 @@ std::size_t character_bytes(std::string_view text) {
   return bytes;
 }
 
+template <typename T, typename Text>
+std::string list_of(const std::vector<T>& list, Text text) {
+  std::string all;
+  for (const T& one : list) all += (all.empty() ? "" : ", ") + text(one);
+  return "[" + all + "]";
+}
+
 }  // namespace
 
 std::string json_quoted(std::string_view text) {
@@ -86,10 +93,20 @@ JsonObject& JsonObject::add(std::string_view name,
 
 JsonObject& JsonObject::add(std::string_view name,
                             const std::vector<JsonObject>& list) {
-  std::string all;
-  for (const JsonObject& one : list)
-    all += (all.empty() ? "" : ", ") + one.text();
-  return add_raw(name, "[" + all + "]");
+  return add_raw(
+      name, list_of(list, [](const JsonObject& one) { return one.text(); }));
+}
+
+JsonObject& JsonObject::add(std::string_view name,
+                            const std::vector<std::string>& list) {
+  return add_raw(name, list_of(list, json_quoted));
+}
+
+JsonObject& JsonObject::add(std::string_view name,
+                            const std::vector<std::uint64_t>& list) {
+  return add_raw(name, list_of(list, [](std::uint64_t one) {
+                   return std::to_string(one);
+                 }));
 }
 
 }  // namespace zinf

@@ -26,6 +26,9 @@ class JsonObject {
   JsonObject& add(std::string_view name, double value);  // not finite: null
   JsonObject& add(std::string_view name, std::optional<double> value);
   JsonObject& add(std::string_view name, const std::vector<JsonObject>& list);
+  JsonObject& add(std::string_view name, const std::vector<std::string>& list);
+  JsonObject& add(std::string_view name,
+                  const std::vector<std::uint64_t>& list);
 
   std::string text() const { return "{" + members_ + "}"; }
 

@@ -101,6 +101,8 @@ Status sync_directory(const std::string& directory) {
 
 namespace {
 
+constexpr int kDepth = 4;  // run directories are not hidden deeper
+
 FoundStore describe(const std::string& path) {
   FoundStore found;
   found.path = path;
@@ -138,6 +140,7 @@ std::vector<FoundStore> find_stores(const std::string& directory) {
   fs::recursive_directory_iterator entry(directory, options, error);
   for (; !error && entry != fs::recursive_directory_iterator();
        entry.increment(error)) {
+    if (entry.depth() >= kDepth) entry.disable_recursion_pending();
     std::error_code ignored;
     if (entry->is_directory(ignored) && !entry->is_symlink(ignored)) {
       look(entry->path());
