@@ -21,12 +21,12 @@ Status StoreImpl::recover() {
   for (std::size_t slot = 0; slot < 2; ++slot) {
     Page page;
     std::uint64_t offset = kSuperblocks + slot * kUnit;
-    Result<Superblock> parsed = Superblock{};
-    if (Status read = shared_->volumes->read_page(offset, page); !read.ok()) {
-      parsed = read;
-    } else {
-      parsed = parse_superblock(page, geometry);
-    }
+    Status read = shared_->volumes->read_page(offset, page);
+    // A torn slot is what a crash leaves; one that cannot be read may be the
+    // newest, and the older would silently lose a version.
+    if (!read.ok() && !options_.fall_back) return read.in("superblock");
+    Result<Superblock> parsed =
+        read.ok() ? parse_superblock(page, geometry) : Result<Superblock>(read);
     if (parsed.ok()) {
       found.push_back({slot, std::move(parsed).value()});
     } else {
@@ -119,7 +119,14 @@ Status StoreImpl::recover_version(const CatalogEntry& entry) {
   if (table.ok()) {
     version.table = std::move(table).value();
   } else {
+    // Its space would be used again: not because of a read that failed today.
+    bool tolerated = options_.fall_back || options_.access == Access::kRead;
+    if (table.status().code() != Code::kCorrupt && !tolerated) {
+      return table.status();
+    }
     version.info.damage = table.status();
+    log(LogLevel::kWarning, "store: version %s is lost: %s",
+        entry.info.label().c_str(), table.status().text().c_str());
   }
   MutexLock lock(mutex_);
   versions_.push_back(std::move(version));
