@@ -1,5 +1,5 @@
 # The two commands: `make demo` and `make test`. Each installs what it needs.
-.PHONY: help setup demo test lint format bench dev asan tsan wheel clean
+.PHONY: help setup demo test lint format bench dev asan tsan fuzz wheel clean
 
 help:
 	@echo "make demo     set up, then run the main job"
@@ -10,6 +10,7 @@ help:
 	@echo "make bench    the benchmarks of bench/ (several minutes, quiet machine)"
 	@echo "make dev      quick torch-free debug build and its tests"
 	@echo "make asan | tsan   the core's tests under sanitizers"
+	@echo "make fuzz     the store's readers under libFuzzer, 10 s each"
 	@echo "make wheel    a Python wheel in dist/"
 	@echo "make clean    remove build/ (keeps .venv)"
 
@@ -37,6 +38,10 @@ dev asan tsan:
 	@cmake --preset $@ > /dev/null
 	@cmake --build --preset $@
 	@ctest --test-dir build/$@ -j2 --output-on-failure
+
+fuzz:
+	@scripts/setup.sh --lint
+	@scripts/fuzz.sh
 
 wheel: setup
 	@.venv/bin/pip wheel --no-build-isolation --no-deps -w dist .
