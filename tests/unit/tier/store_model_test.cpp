@@ -159,7 +159,7 @@ TEST(StoreModel, APowerLossAtEveryOperationLeavesACommittedVersion) {
     }
     ASSERT_GT(total, 40u);
     for (std::uint64_t cut = 0; cut <= total; ++cut) {
-      for (std::uint64_t seed = 0; seed < 6; ++seed) {
+      for (std::uint64_t seed = 0; seed < 3; ++seed) {
         MemoryCrashDisk disk({1});
         StoreDriver driver(disk, every, 1, 8192);
         disk.cut_power_after(cut);

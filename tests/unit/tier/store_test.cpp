@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -267,8 +268,6 @@ TEST_F(StoreTest, AMismatchNamesEverythingAndFallBackTakesAnIntactVersion) {
   ASSERT_TRUE(store->commit(1).ok());
   ASSERT_TRUE(put(*store, a, 3 * kBlock, 2).ok());
   ASSERT_TRUE(store->commit(2).ok());
-  // The second version's blocks follow the first's.
-  StoreStats stats = store->stats();
   store.reset();
   store = made(Store::open(options()));
   std::vector<Damage> damages = store->verify().value();
@@ -303,7 +302,6 @@ TEST_F(StoreTest, AMismatchNamesEverythingAndFallBackTakesAnIntactVersion) {
   ASSERT_TRUE(store->begin_step().ok());
   ASSERT_EQ(store->versions().size(), 1u);
   EXPECT_EQ(store->versions()[0].step, 1u);
-  (void)stats;
 }
 
 TEST_F(StoreTest, VerifyOptionsDecideWhenChecksumsAreCompared) {
@@ -530,7 +528,7 @@ TEST_F(StoreTest, StripesFollowTheWeights) {
 
 TEST_F(StoreTest, WeightsAreMeasuredWhenNoneAreGiven) {
   StoreOptions with = on_disk();
-  // 20 MB/s: far below any disk that this runs on.
+  // Far below any disk that this runs on.
   io::Fault slow{.kind = io::Fault::Kind::kRate,
                  .on = io::Operation::kWrite,
                  .bytes_per_second = 100e6};
@@ -540,6 +538,47 @@ TEST_F(StoreTest, WeightsAreMeasuredWhenNoneAreGiven) {
   EXPECT_GT(store->weights()[0], 0);
   EXPECT_GT(store->weights()[1], 0);
   EXPECT_LT(store->weights()[1], 0.2);  // twice 0.1 GB/s at most
+}
+
+// Speed as a ratio within one run: the limits, not the disk, decide it.
+TEST_F(StoreTest, ASlowPathCostsItsShareNotTheWhole) {
+  constexpr std::uint64_t kState = 256 * kKiB;
+  constexpr double kRate = 64e6;
+  auto rate_of = [&](std::vector<StorePath> paths, std::size_t count) {
+    disk_ = std::make_shared<io::MemoryDisk>();
+    StoreOptions with = options();
+    with.paths = std::move(paths);
+    with.block_bytes = 16 * kKiB;
+    with.io.block_bytes = 16 * kKiB;
+    with.num_states = count;
+    with.state_bytes = count * kState;
+    with.verify = Verify::kNever;
+    auto store = made(Store::create(with));
+    Buffer data(kState, 1);
+    std::vector<StateId> ids;
+    for (std::size_t i = 0; i < count; ++i) {
+      ids.push_back(define(*store, std::to_string(i), kState));
+    }
+    auto begin = std::chrono::steady_clock::now();
+    std::vector<Store::Write> writes;
+    for (StateId id : ids) writes.push_back(store->put(id, data.span()));
+    for (Store::Write& write : writes) EXPECT_TRUE(write.wait().ok());
+    std::chrono::duration<double> took =
+        std::chrono::steady_clock::now() - begin;
+    return static_cast<double>(count * kState) / took.count();
+  };
+  auto path = [&](const char* name, double share) {
+    return StorePath{.path = name,
+                     .weight = share,
+                     .faults = {{.kind = io::Fault::Kind::kRate,
+                                 .on = io::Operation::kWrite,
+                                 .bytes_per_second = kRate * share}}};
+  };
+  double fast = rate_of({path("fast", 1)}, 60);
+  double slow = rate_of({path("slow", 0.1)}, 6);
+  double both = rate_of({path("fast", 1), path("slow", 0.1)}, 60);
+  EXPECT_GT(both, 0.9 * (fast + slow))
+      << fast << " and " << slow << " make " << both;
 }
 
 TEST(StoreOptions, CapacityFollowsTheFormula) {

@@ -1,0 +1,187 @@
+"""zinf checkpoint and the stale stores of zinf doctor, on stores of make_store."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+BUILD = pathlib.Path(os.environ.get("ZINF_BUILD", ROOT / "build/release"))
+# Another build's own command, else the one that `make setup` has installed.
+ZINF = BUILD / "cli/zinf" if "ZINF_BUILD" in os.environ else pathlib.Path(sys.executable).parent / "zinf"
+MAKE_STORE = BUILD / "tests/make_store"
+
+
+def zinf(*arguments: object) -> subprocess.CompletedProcess:
+    command = [str(ZINF), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def make_store(*arguments: object) -> None:
+    subprocess.run([str(MAKE_STORE), *map(str, arguments)], check=True, timeout=60)
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A store that another process has open."""
+    command = [str(MAKE_STORE), "--hold", str(tmp_path / "held")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"held\n"
+        yield process
+        process.stdin.close()
+
+
+def flip(path: pathlib.Path, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_inspect_tells_versions_steps_states_and_sizes(tmp_path):
+    make_store("--steps", 3, "--keep", "best", tmp_path / "run")
+    report = json.loads(zinf("checkpoint", "inspect", tmp_path / "run", "--json").stdout)
+    assert report["owner"] == 0
+    assert report["block"] == 65536
+    assert [v["step"] for v in report["versions"]] == [2, 3]
+    newest = report["versions"][-1]
+    assert newest["names"] == ["best"]
+    assert newest["bytes"] == 1_000_000
+    assert newest["states"][0] == {
+        "unit": "fc.weight",
+        "state": "exp_avg",
+        "dtype": "float32",
+        "shape": [250, 500],
+        "shard_index": 0,
+        "shard_count": 1,
+        "bytes": 500_000,
+    }
+    text = zinf("checkpoint", "inspect", tmp_path / "run")
+    assert text.returncode == 0
+    assert "not in use" in text.stdout
+    assert "best" in text.stdout
+
+
+def test_inspect_wants_all_paths_of_a_store(tmp_path):
+    make_store(tmp_path / "a", tmp_path / "b")
+    alone = zinf("checkpoint", "inspect", tmp_path / "b")
+    assert alone.returncode == 1
+    assert "volume 0 of the 2" in alone.stderr
+    both = zinf("checkpoint", "inspect", tmp_path / "b", tmp_path / "a", "--json")
+    assert len(json.loads(both.stdout)["versions"]) == 2
+
+
+def test_inspect_looks_into_a_store_in_use(held, tmp_path):
+    report = json.loads(zinf("checkpoint", "inspect", tmp_path / "held", "--json").stdout)
+    assert report["owner"] == held.pid
+
+
+def test_an_empty_store_and_no_store(tmp_path):
+    make_store("--steps", 0, tmp_path / "run")
+    assert "no version was committed" in zinf("checkpoint", "inspect", tmp_path / "run").stdout
+    for command in ("inspect", "verify"):
+        run = zinf("checkpoint", command, tmp_path)
+        assert run.returncode == 1
+        assert "volume.zinf" in run.stderr
+
+
+def test_verify_is_content_with_a_whole_store(tmp_path):
+    make_store(tmp_path / "run")
+    run = zinf("checkpoint", "verify", tmp_path / "run")
+    assert run.returncode == 0, run.stderr
+    assert "2 versions" in run.stdout
+    assert "every checksum is right" in run.stdout
+
+
+def test_verify_names_what_is_bad(tmp_path):
+    make_store(tmp_path / "run")
+    volume = tmp_path / "run/volume.zinf"
+    data = volume.read_bytes()
+    # The last byte that is not zero belongs to a state.
+    flip(volume, len(data.rstrip(b"\0")) - 1)
+    run = zinf("checkpoint", "verify", tmp_path / "run")
+    assert run.returncode == 1
+    assert "1 of the blocks" in run.stderr
+    assert "bad: the checksum of fc.weight/exp_avg" in run.stdout
+    for word in ("block", str(volume), "offset", "version step", "wanted", "got"):
+        assert word in run.stdout
+
+
+def test_verify_refuses_a_store_in_use(held, tmp_path):
+    run = zinf("checkpoint", "verify", tmp_path / "held")
+    assert run.returncode == 1
+    assert f"in use by process {held.pid}" in run.stderr
+
+
+def test_a_superblock_that_is_gone_is_told(tmp_path):
+    make_store(tmp_path / "run")
+    for slot in (1, 2):
+        flip(tmp_path / "run/volume.zinf", slot * 4096 + 40)
+    run = zinf("checkpoint", "inspect", tmp_path / "run")
+    assert run.returncode == 1
+    assert "no valid superblock" in run.stderr
+
+
+def test_prune_removes_the_stale_and_keeps_what_is_precious(held, tmp_path):
+    (tmp_path / "deep").mkdir()
+    make_store(tmp_path / "deep/stale")
+    make_store("--keep", "best", tmp_path / "kept")
+    make_store(tmp_path / "bad")
+    for slot in (1, 2):
+        flip(tmp_path / "bad/volume.zinf", slot * 4096 + 40)
+    (tmp_path / "deep/other.txt").write_text("not ours")
+
+    trial = zinf("checkpoint", "prune", tmp_path, "--dry-run")
+    assert trial.returncode == 0
+    assert "1 would be removed" in trial.stdout
+    assert (tmp_path / "deep/stale/volume.zinf").exists()
+
+    run = zinf("checkpoint", "prune", tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert f"removed   {tmp_path}/deep/stale" in run.stdout
+    assert "holds kept versions (best); --all removes it" in run.stdout
+    assert f"in use by process {held.pid}" in run.stdout
+    assert "cannot be read" in run.stdout
+    assert "1 removed" in run.stdout
+    assert "3 kept" in run.stdout
+    assert not (tmp_path / "deep/stale").exists()
+    assert (tmp_path / "deep/other.txt").exists()
+
+    everything = zinf("checkpoint", "prune", tmp_path, "--all")
+    assert "2 removed" in everything.stdout
+    assert sorted(os.listdir(tmp_path)) == ["deep", "held"]
+    assert (tmp_path / "held/volume.zinf").exists()
+
+
+def test_doctor_tells_stale_stores(held, tmp_path):
+    def finding() -> dict:
+        report = json.loads(zinf("doctor", tmp_path, "--json").stdout)
+        return {f["name"]: f for f in report["findings"]}["stale stores"]
+
+    assert finding()["verdict"] == "ok"  # the one in use is not stale
+    make_store(tmp_path / "left")
+    stale = finding()
+    assert stale["verdict"] == "warning"
+    assert str(tmp_path / "left") in stale["value"]
+    assert "zinf checkpoint prune" in stale["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ("checkpoint", 2, "subcommand is required"),
+        ("checkpoint inspct x", 2, "did you mean inspect?"),
+        ("checkpoint inspect", 2, "directory is required"),
+        ("checkpoint prune . --dryrun", 2, "did you mean --dry-run?"),
+        ("checkpoint inspect /nonexistent", 1, "No such file or directory"),
+        ("checkpoint prune /nonexistent", 1, "No such file or directory"),
+    ],
+)
+def test_bad_input_is_told(arguments, code, words):
+    run = zinf(*arguments.split())
+    assert run.returncode == code, run.stderr
+    assert words in run.stderr
