@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -540,10 +541,11 @@ TEST_F(StoreTest, WeightsAreMeasuredWhenNoneAreGiven) {
   EXPECT_LT(store->weights()[1], 0.2);  // twice 0.1 GB/s at most
 }
 
-// Speed as a ratio within one run: the limits, not the disk, decide it.
+// Speed as a ratio within one run, the median of three: the limits, far below
+// what any machine does, decide it.
 TEST_F(StoreTest, ASlowPathCostsItsShareNotTheWhole) {
-  constexpr std::uint64_t kState = 256 * kKiB;
-  constexpr double kRate = 64e6;
+  constexpr std::uint64_t kState = 64 * kKiB;
+  constexpr double kRate = 12e6;
   auto rate_of = [&](std::vector<StorePath> paths, std::size_t count) {
     disk_ = std::make_shared<io::MemoryDisk>();
     StoreOptions with = options();
@@ -574,11 +576,15 @@ TEST_F(StoreTest, ASlowPathCostsItsShareNotTheWhole) {
                                  .on = io::Operation::kWrite,
                                  .bytes_per_second = kRate * share}}};
   };
-  double fast = rate_of({path("fast", 1)}, 60);
-  double slow = rate_of({path("slow", 0.1)}, 6);
-  double both = rate_of({path("fast", 1), path("slow", 0.1)}, 60);
-  EXPECT_GT(both, 0.9 * (fast + slow))
-      << fast << " and " << slow << " make " << both;
+  std::vector<double> ratios;
+  for (int round = 0; round < 3; ++round) {
+    double fast = rate_of({path("fast", 1)}, 60);
+    double slow = rate_of({path("slow", 0.1)}, 6);
+    double both = rate_of({path("fast", 1), path("slow", 0.1)}, 60);
+    ratios.push_back(both / (fast + slow));
+  }
+  std::sort(ratios.begin(), ratios.end());
+  EXPECT_GT(ratios[1], 0.9) << ratios[0] << " to " << ratios[2];
 }
 
 TEST(StoreOptions, CapacityFollowsTheFormula) {
