@@ -173,7 +173,8 @@ class Store {
     ~Write();
     Write(Write&& other) noexcept;
     Write& operator=(Write&& other) noexcept;
-    Status wait();  // may be called again; gives the same answer
+    bool done() const;  // never waits
+    Status wait();      // may be called again; gives the same answer
 
    private:
     friend class tier::StoreImpl;
@@ -185,7 +186,8 @@ class Store {
     ~Read();
     Read(Read&& other) noexcept;
     Read& operator=(Read&& other) noexcept;
-    Status wait();  // verifies too, on this thread
+    bool done() const;  // all bytes are there; never waits
+    Status wait();      // verifies too, on this thread
 
    private:
     friend class tier::StoreImpl;
@@ -227,8 +229,9 @@ class Store {
   // Makes room for a step: forgets the older of the last two commits, durably.
   // The first put after a commit does it by itself.
   Status begin_step();
-  // Commits when the durability policy says so.
+  // Commits when the durability policy says so: when due() at that step.
   Status end_step(std::uint64_t step);
+  bool due(std::uint64_t step) const;
 
   // Makes the working content a version. On failure the last one stands and the
   // working content is as before; when even that is not certain, the text says

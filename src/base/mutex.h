@@ -23,6 +23,9 @@ class ZINF_THREAD_ANNOTATION(capability("mutex")) Mutex {
   void unlock() ZINF_THREAD_ANNOTATION(release_capability()) {
     mutex_.unlock();
   }
+  bool try_lock() ZINF_THREAD_ANNOTATION(try_acquire_capability(true)) {
+    return mutex_.try_lock();
+  }
 
  private:
   std::mutex mutex_;

@@ -89,6 +89,7 @@ Store::Write& Store::Write::operator=(Write&& other) noexcept {
   }
   return *this;
 }
+bool Store::Write::done() const { return op_ == nullptr || op_->done(); }
 Status Store::Write::wait() { return wait_for(op_); }
 
 Store::Read::~Read() { finish(op_); }
@@ -100,6 +101,7 @@ Store::Read& Store::Read::operator=(Read&& other) noexcept {
   }
   return *this;
 }
+bool Store::Read::done() const { return op_ == nullptr || op_->done(); }
 Status Store::Read::wait() { return wait_for(op_); }
 
 Store::Store(std::unique_ptr<tier::StoreImpl> impl) : impl_(std::move(impl)) {}
@@ -136,7 +138,10 @@ Status Store::set_extra(std::span<const std::byte> extra) {
 Result<std::vector<std::byte>> Store::extra() { return impl_->extra(); }
 Status Store::begin_step() { return impl_->begin_step(); }
 Status Store::end_step(std::uint64_t step) {
-  return impl_->options().durability.due(step) ? commit(step) : Status();
+  return due(step) ? commit(step) : Status();
+}
+bool Store::due(std::uint64_t step) const {
+  return impl_->options().durability.due(step);
 }
 Status Store::commit(std::uint64_t step) { return impl_->commit(step); }
 Status Store::keep(const std::string& name) { return impl_->keep(name); }

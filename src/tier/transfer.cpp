@@ -30,6 +30,11 @@ void for_each_part(const std::vector<Piece>& pieces, std::uint64_t begin,
   }
 }
 
+bool all_done(const std::vector<io::Request>& requests) {
+  return std::all_of(requests.begin(), requests.end(),
+                     [](const io::Request& request) { return request.done(); });
+}
+
 std::uint64_t whole_pages(std::uint64_t bytes) {
   return align_down(bytes, std::uint64_t{kUnit});
 }
@@ -131,6 +136,15 @@ void WriteOp::sum(Checksums* sums) {
   summed_.notify_all();
 }
 
+bool WriteOp::done() {
+  if (summed_.load(std::memory_order_acquire) == 0 || !mutex_.try_lock()) {
+    return false;
+  }
+  bool done = all_done(requests_);
+  mutex_.unlock();
+  return done;
+}
+
 Status WriteOp::wait() {
   summed_.wait(0, std::memory_order_acquire);
   MutexLock lock(mutex_);
@@ -174,6 +188,13 @@ ReadOp::ReadOp(std::shared_ptr<Shared> shared,
   placement_ = std::move(placement);
   requests_ = std::move(requests);
   ends_ = std::move(ends);
+}
+
+bool ReadOp::done() {
+  if (!mutex_.try_lock()) return false;
+  bool done = all_done(requests_);
+  mutex_.unlock();
+  return done;
 }
 
 Status ReadOp::wait() {

@@ -69,6 +69,7 @@ class WriteOp {
   // Fills in the checksums, or leaves them out when `sums` is null. The disk
   // works meanwhile.
   void sum(Checksums* sums);
+  bool done();  // never waits
   Status wait();
 
   std::atomic<bool> asked = false;  // the handle's owner knows the outcome
@@ -96,6 +97,7 @@ class ReadOp {
          std::shared_ptr<const Checksums> sums, std::span<std::byte> into,
          BlockName name);
 
+  bool done();  // all bytes are there; never waits
   Status wait();
 
   std::atomic<bool> asked = false;

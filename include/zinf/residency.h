@@ -1,0 +1,234 @@
+// Where each state is: in a tier's memory, below it, or on its way.
+//
+// A Residency is one tier of memory above a Backing: host memory above the
+// Store on NVMe, or a device's memory above the host's Residency. pin() brings
+// a state into memory, and it stays there while it is pinned; later it is
+// dropped when its memory is needed, after a write when its content is new.
+//
+//   ZINF_ASSIGN(StateRef weight, host.add(spec, Home::kBelow));
+//   host.prefetch(weight);
+//   ZINF_ASSIGN(Pin pin, host.pin(weight, Use::kChange));
+//   update(pin.bytes());
+//
+// Note [Places]: every change of a state's place goes through one function that
+// knows these arrows and no others; anything else is a bug and ends the
+// program.
+//
+//   kEmpty ----------------------+         kAbsent <------ drop ----+
+//     |                          |            | read                |
+//     | replace          replace |            v                     |
+//     v                          |         kReading --> kResident --+
+//   kDirty <---------------------+------------|------- change / ^
+//     | write                                 |                 |
+//     v                                       v                 |
+//   kWriting ------------- error ---------> kFailed             |
+//     +---------------------------------------------------------+
+//
+// rollback() leads from every place to kAbsent or kEmpty. kFailed keeps its
+// error: every use gives it until then. A state that is being written can be
+// read from memory meanwhile; whoever wants to change it waits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "zinf/slab.h"
+#include "zinf/status.h"
+#include "zinf/store.h"
+
+namespace zinf {
+
+enum class Place : std::uint8_t {
+  kEmpty,     // no content anywhere
+  kAbsent,    // content below only
+  kReading,   // on its way into memory
+  kResident,  // in memory, and the same below
+  kDirty,     // in memory; below is an older content or none
+  kWriting,   // in memory, on its way below
+  kFailed,    // a move failed
+};
+inline constexpr std::size_t kNumPlaces = 7;
+std::string_view place_name(Place place);
+
+// Whether Note [Places] has an arrow between them.
+bool may_move(Place from, Place to);
+
+// Where a state lives when nobody uses it.
+enum class Home : std::uint8_t {
+  kMemory,  // never dropped; goes below at commits only
+  kBelow,
+};
+
+enum class Use : std::uint8_t {
+  kRead,
+  kChange,   // the content is new afterwards
+  kReplace,  // as kChange, and the old content does not matter
+};
+
+// Memory of a tier. The bytes of a device's are not for the host to touch.
+struct Block {
+  std::span<std::byte> bytes;
+  std::shared_ptr<void> owner;
+};
+// kOverBudget when there is none now.
+using Allocate = std::function<Result<Block>(std::size_t bytes)>;
+// Blocks from a pool that outlives them all.
+Allocate slab_memory(SlabPool& pool);
+
+// A read or write under way. Thread-safe; its memory must stay until wait() has
+// returned or done() was true. The destructor waits.
+class Move {
+ public:
+  virtual ~Move() = default;
+  virtual bool done() = 0;    // never waits
+  virtual Status wait() = 0;  // may be called again; gives the same answer
+};
+
+// What is below a tier's memory. Thread-safe; states are named by what add()
+// gave for them.
+class Backing {
+ public:
+  virtual ~Backing() = default;
+
+  virtual Result<std::uint32_t> add(const StateSpec& spec) = 0;
+  virtual Status remove(std::uint32_t state) = 0;
+  virtual bool has_content(std::uint32_t state) const = 0;
+  virtual std::unique_ptr<Move> read(std::uint32_t state,
+                                     std::span<std::byte> into) = 0;
+  virtual std::unique_ptr<Move> write(std::uint32_t state,
+                                      std::span<const std::byte> from) = 0;
+
+  // Whether the durability policy wants a commit at the end of this step.
+  virtual bool due(std::uint64_t step) const = 0;
+  virtual Status commit(std::uint64_t step) = 0;
+  virtual Status rollback() = 0;
+};
+
+// A state of one Residency, valid until it is removed.
+struct StateRef {
+  std::uint32_t index = 0;
+  bool operator==(const StateRef&) const = default;
+};
+
+struct ResidencyStats {
+  std::uint64_t memory_bytes = 0;  // of all states in memory or on their way
+  std::uint64_t memory_high_bytes = 0;
+  std::uint64_t num_states = 0;
+  std::uint64_t pins = 0;     // ever
+  std::uint64_t fetches = 0;  // of these, with a read that nobody had started
+  std::uint64_t reads = 0;
+  std::uint64_t writes = 0;
+  std::uint64_t drops = 0;
+  std::uint64_t bytes_read = 0;
+  std::uint64_t bytes_written = 0;
+};
+
+struct ResidencyOptions {
+  Allocate allocate;                 // memory for states
+  std::shared_ptr<Backing> backing;  // null: everything stays in memory
+  // Asked before a state that nobody has pinned leaves memory; false keeps it.
+  // Called with the tier locked: it must not call back, and must not block.
+  std::function<bool(StateRef)> may_drop;
+};
+
+class Residency;
+
+// Keeps a state in memory. Move-only; must not outlive its Residency.
+class [[nodiscard]] Pin {
+ public:
+  Pin() = default;  // holds nothing
+  Pin(Pin&& other) noexcept;
+  Pin& operator=(Pin&& other) noexcept;
+  ~Pin();
+
+  std::span<std::byte> bytes() const { return bytes_; }
+  bool empty() const { return residency_ == nullptr; }
+
+ private:
+  friend class Residency;
+  Residency* residency_ = nullptr;
+  StateRef state_;
+  Use use_ = Use::kRead;
+  std::span<std::byte> bytes_;
+};
+
+// Thread-safe.
+class Residency {
+ public:
+  explicit Residency(ResidencyOptions options);
+  ~Residency();  // waits for moves under way; writes nothing. No pins are left
+  Residency(const Residency&) = delete;
+  Residency& operator=(const Residency&) = delete;
+
+  // A state without content, or with what the backing has for it. Without a
+  // backing its home must be kMemory.
+  Result<StateRef> add(const StateSpec& spec, Home home);
+  // Gives its memory and its place below back, at once or when the last pin
+  // goes; a move under way is waited for.
+  void remove(StateRef state);
+
+  // Waits until the state is in memory. The errors: what a move of this state
+  // has met; kNotFound without content (not with kReplace); kOverBudget when
+  // all that could be dropped is not enough.
+  Result<Pin> pin(StateRef state, Use use);
+
+  // Starts reading if it is absent, never waits and never makes room: without
+  // memory it does nothing. Errors surface at the next use.
+  void prefetch(StateRef state);
+
+  // Lets the state leave memory as soon as nobody has it pinned; new content is
+  // written first, in the background. Nothing happens to a home of kMemory.
+  void evict(StateRef state);
+
+  // Drops states, the longest unused first, until so many bytes were given
+  // back or nothing is left to drop. Returns how many.
+  std::uint64_t make_room(std::uint64_t bytes);
+
+  // Writes all new content below and waits. The first error; the others stick
+  // to their states too. kInvalid while somebody is changing a state.
+  Status flush();
+
+  // flush(), then the backing's commit.
+  Status commit(std::uint64_t step);
+  // The same if the durability policy says so: between commits the content of
+  // a home of kMemory is in memory alone.
+  Status end_step(std::uint64_t step);
+  bool due(std::uint64_t step) const;
+  // Every state is what it was at the last commit; errors are healed. kInvalid
+  // while anything is pinned.
+  Status rollback();
+
+  bool has_backing() const;
+  Place place(StateRef state) const;
+  ResidencyStats stats() const;
+
+ private:
+  friend class Pin;
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Host memory above NVMe. The store must outlive it.
+std::shared_ptr<Backing> store_backing(Store& store);
+
+// Moves bytes between a device's memory and the host's and waits for it.
+struct DeviceCopies {
+  std::function<Status(std::span<std::byte> device,
+                       std::span<const std::byte> host)>
+      to_device;
+  std::function<Status(std::span<std::byte> host,
+                       std::span<const std::byte> device)>
+      to_host;
+};
+
+// A device's memory above the host's: states that are added get a home below
+// the host's memory, or in it when the host has no backing. The host's
+// Residency must outlive it; the device's is committed and rolled back, not the
+// host's.
+std::shared_ptr<Backing> host_backing(Residency& host, DeviceCopies copies);
+
+}  // namespace zinf

@@ -1,0 +1,509 @@
+#include "zinf/residency.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "src/base/check.h"
+#include "src/tier/residency_impl.h"
+#include "zinf/log.h"
+
+namespace zinf {
+namespace {
+
+using enum Place;
+
+constexpr std::array<std::string_view, kNumPlaces> kPlaceNames = {
+    "empty", "absent", "reading", "resident", "dirty", "writing", "failed"};
+
+}  // namespace
+
+std::string_view place_name(Place place) {
+  return kPlaceNames[static_cast<std::size_t>(place)];
+}
+
+bool may_move(Place from, Place to) {
+  switch (to) {
+    case kEmpty:
+    case kAbsent:  // dropped, or rolled back
+      return from != kReading && from != kWriting;
+    case kReading:
+      return from == kAbsent;
+    case kResident:
+      return from == kReading || from == kWriting;
+    case kDirty:
+      return from == kEmpty || from == kAbsent || from == kResident;
+    case kWriting:
+      return from == kDirty;
+    case kFailed:
+      return from == kReading || from == kWriting;
+  }
+  return false;
+}
+
+Residency::Impl::~Impl() {
+  wait_for_all();
+  MutexLock lock(mutex_);
+  for (const State& state : states_) {
+    ZINF_CHECK(state.pins == 0, "%s is pinned when its tier ends",
+               state.spec.name().c_str());
+  }
+}
+
+Residency::Impl::State& Residency::Impl::at(StateRef ref) {
+  ZINF_CHECK(ref.index < states_.size() && states_[ref.index].in_use,
+             "there is no state %u", ref.index);
+  return states_[ref.index];
+}
+
+void Residency::Impl::move_to(State& state, Place to) {
+  ZINF_CHECK(may_move(state.place, to), "%s: from %s to %s",
+             state.spec.name().c_str(), place_name(state.place).data(),
+             place_name(to).data());
+  state.place = to;
+}
+
+Result<StateRef> Residency::Impl::add(const StateSpec& spec, Home home) {
+  if (options_.backing == nullptr && home == Home::kBelow) {
+    return Status::error(Code::kInvalid,
+                         "the home of " + spec.name() +
+                             " is below this memory, and nothing is there");
+  }
+  State state{.spec = spec, .home = home, .in_use = true};
+  if (options_.backing != nullptr) {
+    ZINF_ASSIGN(state.below, options_.backing->add(spec));
+    if (options_.backing->has_content(state.below)) state.place = kAbsent;
+  }
+  MutexLock lock(mutex_);
+  ++stats_.num_states;
+  if (free_.empty()) {
+    states_.push_back(std::move(state));
+    return StateRef{static_cast<std::uint32_t>(states_.size() - 1)};
+  }
+  StateRef ref{free_.back()};
+  free_.pop_back();
+  states_[ref.index] = std::move(state);
+  return ref;
+}
+
+void Residency::Impl::remove(StateRef ref) {
+  {
+    MutexLock lock(mutex_);
+    State& state = at(ref);
+    state.removed = true;
+    if (state.pins > 0) return;  // the last one's end forgets it
+  }
+  forget(ref);
+}
+
+void Residency::Impl::forget(StateRef ref) {
+  (void)wait_for(ref);
+  std::uint32_t below = 0;
+  {
+    MutexLock lock(mutex_);
+    State& state = at(ref);
+    below = state.below;
+    give_memory(state);
+    state = {};
+    free_.push_back(ref.index);
+    --stats_.num_states;
+  }
+  if (options_.backing == nullptr) return;
+  Status status = options_.backing->remove(below);
+  if (!status.ok()) {
+    log(LogLevel::kError, "a state could not be removed: %s",
+        status.text().c_str());
+  }
+}
+
+Status Residency::Impl::take_memory(State& state) {
+  if (state.block.owner != nullptr || state.spec.bytes == 0) return {};
+  ZINF_ASSIGN(state.block, options_.allocate(state.spec.bytes));
+  stats_.memory_bytes += state.spec.bytes;
+  stats_.memory_high_bytes =
+      std::max(stats_.memory_high_bytes, stats_.memory_bytes);
+  return {};
+}
+
+void Residency::Impl::give_memory(State& state) {
+  if (state.block.owner == nullptr) return;
+  state.block = {};
+  stats_.memory_bytes -= state.spec.bytes;
+}
+
+Result<Residency::Impl::Need> Residency::Impl::try_pin(State& state, Use use) {
+  ZINF_CHECK(!state.removed, "%s was removed", state.spec.name().c_str());
+  bool change = use != Use::kRead;
+  state.leaving = false;
+  if (state.place == kFailed) return state.error;
+  if (state.place == kReading || (state.place == kWriting && change)) {
+    return Need::kWait;
+  }
+  if (state.place == kEmpty && use != Use::kReplace) {
+    return Status::error(Code::kNotFound,
+                         state.spec.name() + " has no content yet");
+  }
+  if (state.place == kEmpty || state.place == kAbsent) {
+    if (Status status = take_memory(state); !status.ok()) {
+      if (status.code() == Code::kOverBudget) return Need::kRoom;
+      return status.in(state.spec.name());
+    }
+    if (use != Use::kReplace) {
+      move_to(state, kReading);
+      ++stats_.fetches;
+      return Need::kLaunch;
+    }
+  }
+  if (change && state.place != kDirty) move_to(state, kDirty);
+  ++state.pins;
+  if (change) ++state.writers;
+  ++stats_.pins;
+  return Need::kNothing;
+}
+
+Result<std::span<std::byte>> Residency::Impl::pin(StateRef ref, Use use) {
+  while (true) {
+    Need need = Need::kNothing;
+    std::uint64_t bytes = 0;
+    std::string name;
+    {
+      MutexLock lock(mutex_);
+      State& state = at(ref);
+      ZINF_ASSIGN(need, try_pin(state, use));
+      if (need == Need::kNothing) return state.block.bytes;
+      bytes = state.spec.bytes;
+      if (need == Need::kRoom) name = state.spec.name();
+    }
+    if (need == Need::kLaunch) launch(ref);
+    if (need == Need::kRoom && make_room(bytes) == 0) {
+      // Another thread may have given some back since: the last word.
+      MutexLock lock(mutex_);
+      State& state = at(ref);
+      ZINF_TRY(take_memory(state).in(
+          name + ": nothing more can leave memory, and it does not fit"));
+    }
+    if (need == Need::kWait) (void)wait_for(ref);
+  }
+}
+
+void Residency::Impl::unpin(StateRef ref, Use use) {
+  bool write = false;
+  bool removed = false;
+  {
+    MutexLock lock(mutex_);
+    State& state = at(ref);
+    --state.pins;
+    if (use != Use::kRead) --state.writers;
+    state.last_use = ++clock_;
+    if (state.pins > 0) return;
+    removed = state.removed;
+    if (state.leaving && !removed) {
+      land_finished();
+      write = leave(ref);
+    }
+  }
+  if (write) launch(ref);
+  if (removed) forget(ref);
+}
+
+void Residency::Impl::prefetch(StateRef ref) {
+  {
+    MutexLock lock(mutex_);
+    State& state = at(ref);
+    if (state.place != kAbsent || !take_memory(state).ok()) return;
+    state.leaving = false;
+    state.last_use = ++clock_;
+    move_to(state, kReading);
+  }
+  launch(ref);
+}
+
+void Residency::Impl::evict(StateRef ref) {
+  bool write = false;
+  {
+    MutexLock lock(mutex_);
+    land_finished();
+    at(ref).leaving = true;
+    write = leave(ref);
+  }
+  if (write) launch(ref);
+}
+
+bool Residency::Impl::idle(const State& state) const {
+  return state.in_use && state.home == Home::kBelow && state.pins == 0 &&
+         !state.removed;
+}
+
+bool Residency::Impl::claim_write(StateRef ref) {
+  State& state = at(ref);
+  if (state.place != kDirty || state.writers > 0) return false;
+  move_to(state, kWriting);
+  writing_.push_back(ref);
+  ++stats_.writes;
+  stats_.bytes_written += state.spec.bytes;
+  return true;
+}
+
+bool Residency::Impl::leave(StateRef ref) {
+  if (!idle(at(ref))) return false;
+  if (at(ref).place == kResident) (void)drop(ref);
+  return claim_write(ref);
+}
+
+std::uint64_t Residency::Impl::drop(StateRef ref) {
+  State& state = at(ref);
+  if (options_.may_drop && !options_.may_drop(ref)) return 0;
+  move_to(state, kAbsent);
+  give_memory(state);
+  ++stats_.drops;
+  return state.spec.bytes;
+}
+
+std::uint64_t Residency::Impl::land(StateRef ref, const Status& outcome) {
+  State& state = at(ref);
+  bool reading = state.place == kReading;
+  state.move = nullptr;
+  if (!outcome.ok()) {
+    move_to(state, kFailed);
+    state.error = reading ? outcome : outcome.in(state.spec.name());
+    if (reading) give_memory(state);
+    return 0;
+  }
+  move_to(state, kResident);
+  return state.leaving && idle(state) ? drop(ref) : 0;
+}
+
+void Residency::Impl::land_finished() {
+  std::erase_if(writing_, [&](StateRef ref) ZINF_REQUIRES(mutex_) {
+    State& state = states_[ref.index];
+    if (state.place != kWriting) return true;
+    if (state.move == nullptr || !state.move->done()) return false;
+    (void)land(ref, state.move->wait());
+    return true;
+  });
+}
+
+void Residency::Impl::launch(StateRef ref) {
+  State* state = nullptr;
+  Place place = kEmpty;
+  std::uint32_t below = 0;
+  std::span<std::byte> bytes;
+  {
+    MutexLock lock(mutex_);
+    state = &at(ref);
+    place = state->place;
+    below = state->below;
+    bytes = state->block.bytes;
+    if (place == kReading) {
+      ++stats_.reads;
+      stats_.bytes_read += state->spec.bytes;
+    }
+  }
+  std::unique_ptr<Move> move = place == kReading
+                                   ? options_.backing->read(below, bytes)
+                                   : options_.backing->write(below, bytes);
+  MutexLock lock(mutex_);
+  state->move = std::move(move);
+  launched_.notify_all();
+}
+
+std::uint64_t Residency::Impl::wait_for(StateRef ref) {
+  std::shared_ptr<Move> move;
+  {
+    MutexLock lock(mutex_);
+    State& state = states_[ref.index];
+    while (state.moving() && state.move == nullptr) launched_.wait(mutex_);
+    if (!state.moving()) return 0;
+    move = state.move;
+  }
+  Status outcome = move->wait();
+  MutexLock lock(mutex_);
+  if (states_[ref.index].move != move) return 0;  // another thread landed it
+  return land(ref, outcome);
+}
+
+void Residency::Impl::wait_for_all() {
+  std::vector<StateRef> moving;
+  {
+    MutexLock lock(mutex_);
+    for (std::uint32_t i = 0; i < states_.size(); ++i) {
+      if (states_[i].moving()) moving.push_back({i});
+    }
+  }
+  for (StateRef ref : moving) (void)wait_for(ref);
+}
+
+std::vector<StateRef> Residency::Impl::by_age(Place place) {
+  std::vector<StateRef> refs;
+  for (std::uint32_t i = 0; i < states_.size(); ++i) {
+    if (states_[i].place == place && idle(states_[i])) refs.push_back({i});
+  }
+  std::sort(refs.begin(), refs.end(),
+            [&](StateRef a, StateRef b) ZINF_REQUIRES(mutex_) {
+              return states_[a.index].last_use < states_[b.index].last_use;
+            });
+  return refs;
+}
+
+// First what costs nothing, then what is already on its way, then a write.
+std::uint64_t Residency::Impl::make_room(std::uint64_t bytes) {
+  std::uint64_t freed = 0;
+  while (true) {
+    std::vector<StateRef> moving;
+    std::vector<StateRef> claimed;
+    {
+      MutexLock lock(mutex_);
+      std::uint64_t before = stats_.memory_bytes;
+      land_finished();
+      for (StateRef ref : by_age(kResident)) {
+        if (freed + before - stats_.memory_bytes >= bytes) break;
+        (void)drop(ref);
+      }
+      freed += before - stats_.memory_bytes;
+      if (freed >= bytes) return freed;
+      moving = by_age(kWriting);
+      if (moving.empty()) {
+        std::uint64_t coming = freed;
+        for (StateRef ref : by_age(kDirty)) {
+          if (coming >= bytes) break;
+          if (!claim_write(ref)) continue;
+          claimed.push_back(ref);
+          coming += at(ref).spec.bytes;
+        }
+        moving = claimed.empty() ? by_age(kReading) : claimed;
+      }
+      for (StateRef ref : moving) at(ref).leaving = true;
+    }
+    if (moving.empty()) return freed;
+    for (StateRef ref : claimed) launch(ref);
+    for (StateRef ref : moving) {
+      if (freed >= bytes) break;
+      freed += wait_for(ref);
+    }
+  }
+}
+
+Status Residency::Impl::flush() {
+  std::vector<StateRef> claimed;
+  {
+    MutexLock lock(mutex_);
+    for (std::uint32_t i = 0; i < states_.size(); ++i) {
+      const State& state = states_[i];
+      if (!state.in_use || state.removed) continue;
+      if (claim_write({i})) claimed.push_back({i});
+    }
+  }
+  for (StateRef ref : claimed) launch(ref);
+  wait_for_all();
+  MutexLock lock(mutex_);
+  for (const State& state : states_) {
+    if (state.removed) continue;
+    if (state.place == kFailed) return state.error;
+    if (state.place == kDirty) {
+      return Status::error(
+          Code::kInvalid,
+          state.spec.name() + " is being changed: nothing can be committed");
+    }
+  }
+  return {};
+}
+
+Status Residency::Impl::commit(std::uint64_t step) {
+  if (options_.backing == nullptr) {
+    return Status::error(Code::kUnsupported,
+                         "a commit needs a store below the memory");
+  }
+  ZINF_TRY(flush());
+  return options_.backing->commit(step);
+}
+
+bool Residency::Impl::due(std::uint64_t step) const {
+  return options_.backing != nullptr && options_.backing->due(step);
+}
+
+Status Residency::Impl::rollback() {
+  if (options_.backing == nullptr) {
+    return Status::error(Code::kUnsupported,
+                         "a rollback needs a store below the memory");
+  }
+  wait_for_all();
+  {
+    MutexLock lock(mutex_);
+    for (const State& state : states_) {
+      if (state.pins == 0) continue;
+      return Status::error(
+          Code::kInvalid, "rollback while " + state.spec.name() + " is in use");
+    }
+  }
+  ZINF_TRY(options_.backing->rollback());
+  MutexLock lock(mutex_);
+  for (std::uint32_t i = 0; i < states_.size(); ++i) {
+    State& state = states_[i];
+    if (!state.in_use) continue;
+    // Memory that may not go is read into again, at the same address.
+    if (!options_.may_drop || options_.may_drop({i})) give_memory(state);
+    state.error = {};
+    move_to(state,
+            options_.backing->has_content(state.below) ? kAbsent : kEmpty);
+  }
+  return {};
+}
+
+Place Residency::Impl::place(StateRef ref) const {
+  MutexLock lock(mutex_);
+  return const_cast<Impl*>(this)->at(ref).place;
+}
+
+ResidencyStats Residency::Impl::stats() const {
+  MutexLock lock(mutex_);
+  return stats_;
+}
+
+Pin::Pin(Pin&& other) noexcept { *this = std::move(other); }
+
+Pin& Pin::operator=(Pin&& other) noexcept {
+  if (this == &other) return *this;
+  if (residency_ != nullptr) residency_->impl_->unpin(state_, use_);
+  residency_ = std::exchange(other.residency_, nullptr);
+  state_ = other.state_;
+  use_ = other.use_;
+  bytes_ = std::exchange(other.bytes_, {});
+  return *this;
+}
+
+Pin::~Pin() {
+  if (residency_ != nullptr) residency_->impl_->unpin(state_, use_);
+}
+
+Residency::Residency(ResidencyOptions options)
+    : impl_(std::make_unique<Impl>(std::move(options))) {}
+Residency::~Residency() = default;
+Result<StateRef> Residency::add(const StateSpec& spec, Home home) {
+  return impl_->add(spec, home);
+}
+void Residency::remove(StateRef state) { impl_->remove(state); }
+Result<Pin> Residency::pin(StateRef state, Use use) {
+  Pin pin;
+  ZINF_ASSIGN(pin.bytes_, impl_->pin(state, use));
+  pin.residency_ = this;
+  pin.state_ = state;
+  pin.use_ = use;
+  return pin;
+}
+void Residency::prefetch(StateRef state) { impl_->prefetch(state); }
+void Residency::evict(StateRef state) { impl_->evict(state); }
+std::uint64_t Residency::make_room(std::uint64_t bytes) {
+  return impl_->make_room(bytes);
+}
+Status Residency::flush() { return impl_->flush(); }
+Status Residency::commit(std::uint64_t step) { return impl_->commit(step); }
+Status Residency::end_step(std::uint64_t step) {
+  return due(step) ? commit(step) : Status();
+}
+bool Residency::due(std::uint64_t step) const { return impl_->due(step); }
+bool Residency::has_backing() const { return impl_->has_backing(); }
+Status Residency::rollback() { return impl_->rollback(); }
+Place Residency::place(StateRef state) const { return impl_->place(state); }
+ResidencyStats Residency::stats() const { return impl_->stats(); }
+
+}  // namespace zinf

@@ -1,0 +1,97 @@
+// The state behind a Residency.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "src/base/mutex.h"
+#include "zinf/residency.h"
+
+namespace zinf {
+
+// A move is claimed under the lock (the state's place says so), launched
+// without it, because a backing may be slow to take it, and landed under it
+// again by whoever learns first that it is over.
+class Residency::Impl {
+ public:
+  explicit Impl(ResidencyOptions options) : options_(std::move(options)) {}
+  ~Impl();
+
+  Result<StateRef> add(const StateSpec& spec, Home home);
+  void remove(StateRef ref);
+  Result<std::span<std::byte>> pin(StateRef ref, Use use);
+  void unpin(StateRef ref, Use use);
+  void prefetch(StateRef ref);
+  void evict(StateRef ref);
+  std::uint64_t make_room(std::uint64_t bytes);
+  Status flush();
+  Status commit(std::uint64_t step);
+  bool due(std::uint64_t step) const;
+  bool has_backing() const { return options_.backing != nullptr; }
+  Status rollback();
+  Place place(StateRef ref) const;
+  ResidencyStats stats() const;
+
+ private:
+  struct State {
+    StateSpec spec = {};
+    Home home = Home::kMemory;
+    std::uint32_t below = 0;
+    Place place = Place::kEmpty;
+    Block block = {};
+    std::shared_ptr<Move> move = nullptr;  // null also while it is launched
+    Status error = {};                     // kFailed only
+    int pins = 0;
+    int writers = 0;  // of these, not Use::kRead
+    std::uint64_t last_use = 0;
+    bool leaving = false;  // drop it when nobody uses it
+    bool removed = false;
+    bool in_use = false;  // else the entry is free
+
+    bool moving() const {
+      return place == Place::kReading || place == Place::kWriting;
+    }
+  };
+  // What pin() has to do before it can try again.
+  enum class Need : std::uint8_t { kNothing, kLaunch, kWait, kRoom };
+
+  State& at(StateRef ref) ZINF_REQUIRES(mutex_);
+  void move_to(State& state, Place to) ZINF_REQUIRES(mutex_);
+  // kOverBudget without an attempt to make room.
+  Status take_memory(State& state) ZINF_REQUIRES(mutex_);
+  void give_memory(State& state) ZINF_REQUIRES(mutex_);
+  Result<Need> try_pin(State& state, Use use) ZINF_REQUIRES(mutex_);
+  // To kWriting, if it is kDirty and nobody is changing it.
+  bool claim_write(StateRef ref) ZINF_REQUIRES(mutex_);
+  // Towards the drop; true when a write was claimed.
+  bool leave(StateRef ref) ZINF_REQUIRES(mutex_);
+  // Whether it is not needed in memory now: nobody uses it, its home is below.
+  bool idle(const State& state) const ZINF_REQUIRES(mutex_);
+  // The bytes given back: 0 when it may not go.
+  std::uint64_t drop(StateRef ref) ZINF_REQUIRES(mutex_);
+  std::uint64_t land(StateRef ref, const Status& outcome) ZINF_REQUIRES(mutex_);
+  void land_finished() ZINF_REQUIRES(mutex_);
+  // Idle states in one of these places, the longest unused first.
+  std::vector<StateRef> by_age(Place place) ZINF_REQUIRES(mutex_);
+
+  void launch(StateRef ref) ZINF_EXCLUDES(mutex_);
+  // Waits for the state's move, if there is one, and lands it. The bytes that
+  // its drop gave back.
+  std::uint64_t wait_for(StateRef ref) ZINF_EXCLUDES(mutex_);
+  void wait_for_all() ZINF_EXCLUDES(mutex_);
+  void forget(StateRef ref) ZINF_EXCLUDES(mutex_);
+
+  const ResidencyOptions options_;
+  mutable Mutex mutex_;  // never held while a backing works
+  CondVar launched_;
+  // Entries are used again; their addresses stay.
+  std::deque<State> states_ ZINF_GUARDED_BY(mutex_);
+  std::vector<std::uint32_t> free_ ZINF_GUARDED_BY(mutex_);
+  std::vector<StateRef> writing_ ZINF_GUARDED_BY(mutex_);  // some are over
+  std::uint64_t clock_ ZINF_GUARDED_BY(mutex_) = 0;
+  ResidencyStats stats_ ZINF_GUARDED_BY(mutex_);
+};
+
+}  // namespace zinf

@@ -1,0 +1,722 @@
+// The machine of states in flight: one behaviour at a time on a backing that
+// the test stops and starts, then random use of real stores.
+#include "zinf/residency.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <future>
+#include <map>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "src/base/mutex.h"
+#include "tests/support/temp_dir.h"
+#include "zinf/bytes.h"
+#include "zinf/memory_disk.h"
+
+namespace zinf {
+namespace {
+
+using enum Place;
+using namespace std::chrono_literals;
+
+constexpr std::size_t kBytes = 8192;
+
+StateSpec spec(const std::string& unit, std::uint64_t bytes = kBytes) {
+  return {.unit = unit,
+          .state = "weight",
+          .dtype = "uint8",
+          .shape = {bytes},
+          .bytes = bytes};
+}
+
+template <typename T>
+T ok(Result<T> result) {
+  EXPECT_TRUE(result.ok()) << result.status().text();
+  return std::move(result).value();
+}
+
+// A gate that moves wait at, shared with the test.
+class Gate {
+ public:
+  void open(Status outcome = {}) {
+    MutexLock lock(mutex_);
+    outcome_ = std::move(outcome);
+    open_ = true;
+    changed_.notify_all();
+  }
+  bool is_open() {
+    MutexLock lock(mutex_);
+    return open_;
+  }
+  Status pass() {
+    MutexLock lock(mutex_);
+    while (!open_) changed_.wait(mutex_);
+    return outcome_;
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  bool open_ ZINF_GUARDED_BY(mutex_) = false;
+  Status outcome_ ZINF_GUARDED_BY(mutex_);
+};
+
+// Contents in a map; every move waits at the gate if there is one.
+class GatedBacking final : public Backing {
+ public:
+  Result<std::uint32_t> add(const StateSpec&) override { return next_++; }
+  Status remove(std::uint32_t state) override {
+    removed_.insert(state);
+    return {};
+  }
+  bool has_content(std::uint32_t state) const override {
+    return contents_.contains(state);
+  }
+  std::unique_ptr<Move> read(std::uint32_t state,
+                             std::span<std::byte> into) override {
+    return std::make_unique<Gated>(gate_, [this, state, into] {
+      std::copy(contents_[state].begin(), contents_[state].end(), into.begin());
+    });
+  }
+  std::unique_ptr<Move> write(std::uint32_t state,
+                              std::span<const std::byte> from) override {
+    return std::make_unique<Gated>(gate_, [this, state, from] {
+      contents_[state].assign(from.begin(), from.end());
+    });
+  }
+  bool due(std::uint64_t step) const override { return step % 2 == 0; }
+  Status commit(std::uint64_t) override {
+    committed_ = contents_;
+    return {};
+  }
+  Status rollback() override {
+    contents_ = committed_;
+    return {};
+  }
+
+  std::shared_ptr<Gate> close() { return gate_ = std::make_shared<Gate>(); }
+  void always_open() { gate_ = nullptr; }
+  const std::set<std::uint32_t>& removed() const { return removed_; }
+  // Content from an earlier life, for states that are added later.
+  void preset(std::uint32_t state, std::byte value) {
+    contents_[state].assign(kBytes, value);
+  }
+
+ private:
+  class Gated final : public Move {
+   public:
+    Gated(std::shared_ptr<Gate> gate, std::function<void()> act)
+        : gate_(std::move(gate)), act_(std::move(act)) {}
+    ~Gated() override { (void)wait(); }
+    bool done() override { return gate_ == nullptr || gate_->is_open(); }
+    Status wait() override {
+      MutexLock lock(mutex_);
+      if (over_) return status_;
+      over_ = true;
+      if (gate_ != nullptr) status_ = gate_->pass();
+      if (status_.ok()) act_();
+      return status_;
+    }
+
+   private:
+    const std::shared_ptr<Gate> gate_;
+    const std::function<void()> act_;
+    Mutex mutex_;
+    bool over_ ZINF_GUARDED_BY(mutex_) = false;
+    Status status_ ZINF_GUARDED_BY(mutex_);
+  };
+
+  std::shared_ptr<Gate> gate_;
+  std::uint32_t next_ = 0;
+  std::map<std::uint32_t, std::vector<std::byte>> contents_;
+  std::map<std::uint32_t, std::vector<std::byte>> committed_;
+  std::set<std::uint32_t> removed_;
+};
+
+class ResidencyTest : public testing::Test {
+ protected:
+  // Room for so many states of kBytes.
+  explicit ResidencyTest(std::size_t room = 4)
+      : budget_(ok(Budget::create("host", room * kBytes))),
+        pool_(ok(SlabPool::create({.budget = &budget_}))),
+        states_({.allocate = slab_memory(pool_),
+                 .backing = backing_,
+                 .may_drop = [this](StateRef ref) {
+                   return !held_.contains(ref.index);
+                 }}) {}
+
+  StateRef add(const std::string& unit, Home home = Home::kBelow) {
+    return ok(states_.add(spec(unit), home));
+  }
+  void fill(StateRef ref, int value) {
+    Result<Pin> pin = states_.pin(ref, Use::kReplace);
+    ASSERT_TRUE(pin.ok()) << pin.status().text();
+    std::memset(pin->bytes().data(), value, kBytes);
+  }
+  testing::AssertionResult holds(StateRef ref, int value) {
+    Result<Pin> pin = states_.pin(ref, Use::kRead);
+    if (!pin.ok()) return testing::AssertionFailure() << pin.status().text();
+    auto same = [&](std::byte byte) {
+      return byte == static_cast<std::byte>(value);
+    };
+    if (std::ranges::all_of(pin->bytes(), same)) {
+      return testing::AssertionSuccess();
+    }
+    return testing::AssertionFailure() << "other bytes";
+  }
+  StateRef add_absent(const std::string& unit, int value) {
+    StateRef ref = add(unit);
+    fill(ref, value);
+    EXPECT_TRUE(states_.flush().ok());
+    states_.evict(ref);
+    EXPECT_EQ(states_.place(ref), kAbsent);
+    return ref;
+  }
+
+  Budget budget_;
+  SlabPool pool_;
+  std::set<std::uint32_t> held_;
+  std::shared_ptr<GatedBacking> backing_ = std::make_shared<GatedBacking>();
+  Residency states_;
+};
+
+TEST(PlacesTest, OnlyTheArrowsOfTheNoteAreAllowed) {
+  const std::set<std::pair<Place, Place>> arrows = {{kAbsent, kReading},
+                                                    {kReading, kResident},
+                                                    {kReading, kFailed},
+                                                    {kResident, kDirty},
+                                                    {kResident, kAbsent},
+                                                    {kEmpty, kDirty},
+                                                    {kAbsent, kDirty},
+                                                    {kDirty, kWriting},
+                                                    {kWriting, kResident},
+                                                    {kWriting, kFailed},
+                                                    // rollback
+                                                    {kEmpty, kEmpty},
+                                                    {kEmpty, kAbsent},
+                                                    {kAbsent, kEmpty},
+                                                    {kAbsent, kAbsent},
+                                                    {kResident, kEmpty},
+                                                    {kDirty, kEmpty},
+                                                    {kDirty, kAbsent},
+                                                    {kFailed, kEmpty},
+                                                    {kFailed, kAbsent}};
+  for (std::size_t from = 0; from < kNumPlaces; ++from) {
+    for (std::size_t to = 0; to < kNumPlaces; ++to) {
+      std::pair arrow(static_cast<Place>(from), static_cast<Place>(to));
+      EXPECT_EQ(may_move(arrow.first, arrow.second), arrows.contains(arrow))
+          << place_name(arrow.first) << " to " << place_name(arrow.second);
+    }
+  }
+}
+
+TEST_F(ResidencyTest, GoesTheWholeRound) {
+  StateRef ref = add("a");
+  EXPECT_EQ(states_.place(ref), kEmpty);
+  EXPECT_EQ(states_.pin(ref, Use::kRead).status().code(), Code::kNotFound);
+  fill(ref, 1);
+  EXPECT_EQ(states_.place(ref), kDirty);
+  auto gate = backing_->close();
+  states_.evict(ref);
+  EXPECT_EQ(states_.place(ref), kWriting);
+  gate->open();
+  EXPECT_EQ(states_.make_room(kBytes), kBytes);
+  EXPECT_EQ(states_.place(ref), kAbsent);
+  EXPECT_EQ(states_.stats().memory_bytes, 0u);
+  gate = backing_->close();
+  states_.prefetch(ref);
+  EXPECT_EQ(states_.place(ref), kReading);
+  gate->open();
+  EXPECT_TRUE(holds(ref, 1));
+  EXPECT_EQ(states_.place(ref), kResident);
+  EXPECT_EQ(states_.stats().fetches, 0u) << "the prefetch had started it";
+  states_.evict(ref);
+  EXPECT_EQ(states_.place(ref), kAbsent)
+      << "unchanged: dropped without a write";
+  EXPECT_EQ(states_.stats().writes, 1u);
+}
+
+TEST_F(ResidencyTest, AReaderUsesTheCopyThatIsBeingWritten) {
+  StateRef ref = add("a");
+  fill(ref, 1);
+  auto gate = backing_->close();
+  states_.evict(ref);
+  EXPECT_TRUE(holds(ref, 1)) << "without waiting: the gate is closed";
+  EXPECT_EQ(states_.place(ref), kWriting);
+  gate->open();
+  EXPECT_EQ(states_.stats().reads, 0u);
+  EXPECT_TRUE(states_.flush().ok());
+  EXPECT_EQ(states_.place(ref), kResident) << "a pin takes the eviction back";
+}
+
+TEST_F(ResidencyTest, AChangeWaitsForTheWrite) {
+  StateRef ref = add("a");
+  fill(ref, 1);
+  auto gate = backing_->close();
+  states_.evict(ref);
+  auto change = std::async(std::launch::async, [&] { fill(ref, 2); });
+  EXPECT_EQ(change.wait_for(20ms), std::future_status::timeout);
+  EXPECT_EQ(states_.place(ref), kWriting);
+  backing_->always_open();
+  gate->open();
+  change.get();
+  EXPECT_EQ(states_.place(ref), kDirty);
+  EXPECT_TRUE(holds(ref, 2));
+}
+
+TEST_F(ResidencyTest, SeveralReadersShareOneRead) {
+  StateRef ref = add_absent("a", 7);
+  auto gate = backing_->close();
+  std::vector<std::future<bool>> readers;
+  for (int i = 0; i < 4; ++i) {
+    readers.push_back(
+        std::async(std::launch::async, [&] { return bool(holds(ref, 7)); }));
+  }
+  std::this_thread::sleep_for(10ms);
+  gate->open();
+  for (auto& reader : readers) EXPECT_TRUE(reader.get());
+  EXPECT_EQ(states_.stats().reads, 1u);
+}
+
+TEST_F(ResidencyTest, AnErrorSticksUntilRollback) {
+  StateRef kept = add("kept");
+  fill(kept, 5);
+  ASSERT_TRUE(states_.commit(1).ok());
+  StateRef ref = add("a");
+  fill(ref, 1);
+  auto gate = backing_->close();
+  states_.evict(ref);
+  gate->open(Status::error(Code::kIo, "the disk is gone"));
+  backing_->always_open();
+  for (Use use : {Use::kRead, Use::kChange, Use::kReplace, Use::kRead}) {
+    (void)states_.make_room(1);
+    Status status = states_.pin(ref, use).status();
+    EXPECT_EQ(status.code(), Code::kIo) << status.text();
+    EXPECT_NE(status.text().find("the disk is gone"), std::string::npos);
+  }
+  EXPECT_EQ(states_.place(ref), kFailed);
+  EXPECT_EQ(states_.commit(2).code(), Code::kIo) << "must not commit around it";
+  EXPECT_TRUE(holds(kept, 5)) << "others are not touched";
+  ASSERT_TRUE(states_.rollback().ok());
+  EXPECT_EQ(states_.place(ref), kEmpty);
+  fill(ref, 2);
+  EXPECT_TRUE(states_.commit(2).ok());
+  EXPECT_TRUE(holds(ref, 2));
+}
+
+TEST_F(ResidencyTest, AFailedReadSticksAndGivesItsMemoryBack) {
+  StateRef ref = add_absent("a", 7);
+  auto gate = backing_->close();
+  states_.prefetch(ref);
+  EXPECT_EQ(states_.stats().memory_bytes, kBytes);
+  gate->open(Status::error(Code::kCorrupt, "checksum"));
+  backing_->always_open();
+  EXPECT_EQ(states_.pin(ref, Use::kRead).status().code(), Code::kCorrupt);
+  EXPECT_EQ(states_.pin(ref, Use::kRead).status().code(), Code::kCorrupt);
+  EXPECT_EQ(states_.stats().memory_bytes, 0u);
+}
+
+TEST_F(ResidencyTest, MoreStatesThanMemoryAreServedInTurn) {
+  std::vector<StateRef> refs;
+  for (int i = 0; i < 20; ++i) {
+    refs.push_back(add(std::to_string(i)));
+    fill(refs.back(), i);
+  }
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < 20; ++i) ASSERT_TRUE(holds(refs[i], i));
+  }
+  EXPECT_LE(states_.stats().memory_high_bytes, 4 * kBytes);
+  EXPECT_LE(budget_.usage().total.high_bytes, 4 * kBytes);
+  EXPECT_LE(states_.stats().writes, 20u) << "each changed once";
+}
+
+TEST_F(ResidencyTest, TheLongestUnusedGoesFirst) {
+  std::vector<StateRef> refs;
+  for (int i = 0; i < 4; ++i) {
+    refs.push_back(add(std::to_string(i)));
+    fill(refs.back(), i);
+  }
+  ASSERT_TRUE(states_.flush().ok());
+  EXPECT_TRUE(holds(refs[0], 0));
+  EXPECT_EQ(states_.make_room(2 * kBytes), 2 * kBytes);
+  EXPECT_EQ(states_.place(refs[0]), kResident);
+  EXPECT_EQ(states_.place(refs[1]), kAbsent);
+  EXPECT_EQ(states_.place(refs[2]), kAbsent);
+  EXPECT_EQ(states_.place(refs[3]), kResident);
+}
+
+TEST_F(ResidencyTest, PinsHoldAndTooManyAreRefused) {
+  std::vector<Pin> pins;
+  for (int i = 0; i < 4; ++i) {
+    pins.push_back(ok(states_.pin(add(std::to_string(i)), Use::kReplace)));
+  }
+  StateRef fifth = add("fifth");
+  Status status = states_.pin(fifth, Use::kReplace).status();
+  EXPECT_EQ(status.code(), Code::kOverBudget) << status.text();
+  EXPECT_NE(status.text().find("fifth/weight"), std::string::npos);
+  EXPECT_EQ(states_.make_room(kBytes), 0u);
+  pins.pop_back();
+  fill(fifth, 5);
+  pins.clear();
+  EXPECT_TRUE(holds(fifth, 5));
+}
+
+TEST_F(ResidencyTest, AnEvictionOfAPinnedStateWaitsForThePin) {
+  StateRef ref = add_absent("a", 1);
+  {
+    Pin pin = ok(states_.pin(ref, Use::kRead));
+    states_.evict(ref);
+    EXPECT_EQ(states_.place(ref), kResident);
+  }
+  EXPECT_EQ(states_.place(ref), kAbsent);
+}
+
+TEST_F(ResidencyTest, WhatMayNotBeDroppedStaysAtItsAddress) {
+  StateRef ref = add_absent("a", 1);
+  std::byte* address = ok(states_.pin(ref, Use::kRead)).bytes().data();
+  held_.insert(ref.index);
+  states_.evict(ref);
+  EXPECT_EQ(states_.make_room(kBytes), 0u);
+  EXPECT_EQ(states_.place(ref), kResident);
+  ASSERT_TRUE(states_.commit(1).ok());
+  fill(ref, 2);
+  ASSERT_TRUE(states_.rollback().ok());
+  EXPECT_TRUE(holds(ref, 1));
+  EXPECT_EQ(ok(states_.pin(ref, Use::kRead)).bytes().data(), address);
+}
+
+TEST_F(ResidencyTest, APrefetchNeverMakesRoom) {
+  StateRef ref = add_absent("a", 1);
+  std::vector<StateRef> refs;
+  for (int i = 0; i < 4; ++i) {
+    refs.push_back(add(std::to_string(i)));
+    fill(refs.back(), i);
+  }
+  states_.prefetch(ref);
+  EXPECT_EQ(states_.place(ref), kAbsent);
+  EXPECT_TRUE(holds(ref, 1)) << "a pin does";
+}
+
+TEST_F(ResidencyTest, MemoryHomesStayAndGoBelowAtCommitsOnly) {
+  StateRef ref = add("a", Home::kMemory);
+  fill(ref, 1);
+  states_.evict(ref);
+  EXPECT_EQ(states_.make_room(kBytes), 0u);
+  EXPECT_EQ(states_.place(ref), kDirty);
+  EXPECT_TRUE(states_.end_step(1).ok()) << "not due";
+  EXPECT_EQ(states_.place(ref), kDirty);
+  EXPECT_TRUE(states_.end_step(2).ok());
+  EXPECT_EQ(states_.place(ref), kResident);
+  EXPECT_EQ(states_.stats().writes, 1u);
+  fill(ref, 2);
+  ASSERT_TRUE(states_.rollback().ok());
+  EXPECT_TRUE(holds(ref, 1));
+}
+
+TEST_F(ResidencyTest, NothingIsCommittedOrRolledBackUnderAUser) {
+  StateRef ref = add("a");
+  fill(ref, 1);
+  ASSERT_TRUE(states_.commit(1).ok());
+  {
+    Pin pin = ok(states_.pin(ref, Use::kChange));
+    Status status = states_.commit(2);
+    EXPECT_EQ(status.code(), Code::kInvalid);
+    EXPECT_NE(status.text().find("a/weight"), std::string::npos);
+    EXPECT_EQ(states_.rollback().code(), Code::kInvalid);
+  }
+  EXPECT_TRUE(states_.commit(2).ok());
+}
+
+TEST_F(ResidencyTest, RemovalGivesEverythingBack) {
+  StateRef idle = add("idle");
+  fill(idle, 1);
+  states_.remove(idle);
+  EXPECT_EQ(backing_->removed(), std::set<std::uint32_t>({0}));
+  EXPECT_EQ(states_.stats().memory_bytes, 0u);
+
+  StateRef busy = add("busy");
+  {
+    Pin pin = ok(states_.pin(busy, Use::kReplace));
+    states_.remove(busy);
+    std::memset(pin.bytes().data(), 1, kBytes);
+    EXPECT_EQ(states_.stats().memory_bytes, kBytes);
+  }
+  EXPECT_EQ(states_.stats().memory_bytes, 0u);
+  EXPECT_EQ(states_.stats().num_states, 0u);
+  EXPECT_EQ(backing_->removed(), std::set<std::uint32_t>({0, 1}));
+
+  StateRef moving = add("moving");
+  fill(moving, 3);
+  auto gate = backing_->close();
+  states_.evict(moving);
+  auto removal =
+      std::async(std::launch::async, [&] { states_.remove(moving); });
+  EXPECT_EQ(removal.wait_for(20ms), std::future_status::timeout)
+      << "the disk still reads its memory";
+  gate->open();
+  removal.get();
+  EXPECT_EQ(states_.stats().memory_bytes, 0u);
+}
+
+TEST_F(ResidencyTest, WhatTheBackingHoldsIsAbsentAtFirst) {
+  backing_->preset(0, std::byte{9});
+  StateRef ref = add("a");
+  EXPECT_EQ(states_.place(ref), kAbsent);
+  EXPECT_TRUE(holds(ref, 9));
+}
+
+TEST_F(ResidencyTest, AnEmptyStateIsPossible) {
+  StateRef ref = ok(states_.add(spec("none", 0), Home::kBelow));
+  EXPECT_TRUE(states_.pin(ref, Use::kReplace).ok());
+  EXPECT_TRUE(states_.commit(1).ok());
+  EXPECT_TRUE(ok(states_.pin(ref, Use::kRead)).bytes().empty());
+}
+
+TEST(ResidencyWithoutBackingTest, KeepsInMemoryAndSaysWhatItCannot) {
+  SlabPool pool = ok(SlabPool::create());
+  Residency states(
+      {.allocate = slab_memory(pool), .backing = nullptr, .may_drop = nullptr});
+  EXPECT_EQ(states.add(spec("a"), Home::kBelow).status().code(),
+            Code::kInvalid);
+  StateRef ref = ok(states.add(spec("a"), Home::kMemory));
+  {
+    Pin pin = ok(states.pin(ref, Use::kReplace));
+  }
+  EXPECT_EQ(states.commit(1).code(), Code::kUnsupported);
+  EXPECT_EQ(states.rollback().code(), Code::kUnsupported);
+  EXPECT_TRUE(states.end_step(1).ok());
+  EXPECT_TRUE(states.pin(ref, Use::kRead).ok());
+}
+
+// A store on a disk in memory, host memory above it, and a device above that
+// when asked for.
+class Tiers {
+ public:
+  Tiers(std::shared_ptr<io::MemoryDisk> disk, Durability durability,
+        std::size_t host_states, std::size_t device_states,
+        std::vector<io::Fault> faults = {})
+      : budget_(ok(Budget::create("host", host_states * kBytes))),
+        device_budget_(ok(Budget::create(
+            "device", std::max<std::size_t>(device_states, 1) * kBytes))),
+        pool_(ok(SlabPool::create({.budget = &budget_}))),
+        device_pool_(ok(SlabPool::create({.budget = &device_budget_}))) {
+    StoreOptions options;
+    options.paths = {{.path = "run"}};
+    options.durability = durability;
+    options.state_bytes = 64 * kBytes;
+    options.num_states = 64;
+    options.block_bytes = 4096;
+    options.io = {.backend = io::Backend::kMemory,
+                  .faults = std::move(faults),
+                  .disk = disk,
+                  .block_bytes = 4096,
+                  .depth = 4};
+    auto made = disk->exists("run/volume.zinf") ? Store::open(options)
+                                                : Store::create(options);
+    EXPECT_TRUE(made.ok()) << made.status().text();
+    store_ = std::move(made).value();
+    host_ = std::make_unique<Residency>(
+        ResidencyOptions{.allocate = slab_memory(pool_),
+                         .backing = store_backing(*store_),
+                         .may_drop = nullptr});
+    if (device_states == 0) return;
+    auto copy = [](std::span<std::byte> to, std::span<const std::byte> from) {
+      std::copy(from.begin(), from.end(), to.begin());
+      return Status();
+    };
+    device_ = std::make_unique<Residency>(
+        ResidencyOptions{.allocate = slab_memory(device_pool_),
+                         .backing = host_backing(*host_, {copy, copy}),
+                         .may_drop = nullptr});
+  }
+
+  Residency& top() { return device_ != nullptr ? *device_ : *host_; }
+  Residency& host() { return *host_; }
+  const Budget& budget() const { return budget_; }
+
+ private:
+  Budget budget_;
+  Budget device_budget_;
+  SlabPool pool_;
+  SlabPool device_pool_;
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<Residency> host_;
+  std::unique_ptr<Residency> device_;
+};
+
+void fill(Residency& states, StateRef ref, int value) {
+  Result<Pin> pin = states.pin(ref, Use::kReplace);
+  ASSERT_TRUE(pin.ok()) << pin.status().text();
+  std::memset(pin->bytes().data(), value, pin->bytes().size());
+}
+
+int value_of(Residency& states, StateRef ref) {
+  Result<Pin> pin = states.pin(ref, Use::kRead);
+  if (!pin.ok()) {
+    return pin.status().code() == Code::kNotFound ? -1 : -2;
+  }
+  auto bytes = pin->bytes();
+  bool uniform = std::ranges::all_of(
+      bytes, [&](std::byte byte) { return byte == bytes[0]; });
+  return uniform ? static_cast<int>(bytes[0]) : -3;
+}
+
+class DurabilityTest : public testing::TestWithParam<std::uint64_t> {};
+
+// Ten steps change a state that lives in host memory only; then the process is
+// gone. The store has it as of the last step that the policy committed.
+TEST_P(DurabilityTest, HostStatesTakePartInCommitsByThePolicy) {
+  std::uint64_t every = GetParam();
+  auto disk = std::make_shared<io::MemoryDisk>();
+  {
+    Tiers tiers(disk, Durability{every}, 4, 0);
+    StateRef ref = ok(tiers.host().add(spec("a"), Home::kMemory));
+    for (int step = 1; step <= 10; ++step) {
+      fill(tiers.host(), ref, step);
+      ASSERT_TRUE(tiers.host().end_step(step).ok());
+    }
+  }
+  Tiers tiers(disk, Durability{every}, 4, 0);
+  StateRef ref = ok(tiers.host().add(spec("a"), Home::kMemory));
+  int wanted = every == 0 ? -1 : static_cast<int>(10 / every * every);
+  EXPECT_EQ(value_of(tiers.host(), ref), wanted);
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, DurabilityTest, testing::Values(0, 1, 3, 7));
+
+// Random use against a map, with one tier of memory and with two, always with
+// less memory than states.
+void random_use(std::size_t host_states, std::size_t device_states) {
+  auto disk = std::make_shared<io::MemoryDisk>();
+  auto tiers = std::make_unique<Tiers>(disk, Durability::every_step(),
+                                       host_states, device_states);
+  std::map<int, StateRef> refs;
+  std::map<int, int> working;
+  std::map<int, int> committed;
+  auto reopen = [&] {
+    tiers.reset();
+    tiers = std::make_unique<Tiers>(disk, Durability::every_step(), host_states,
+                                    device_states);
+    refs.clear();
+    working = committed;
+  };
+  auto ref_of = [&](int unit) {
+    auto found = refs.find(unit);
+    if (found != refs.end()) return found->second;
+    Result<StateRef> ref =
+        tiers->top().add(spec(std::to_string(unit)), Home::kBelow);
+    RC_ASSERT(ref.ok());
+    return refs[unit] = *ref;
+  };
+  auto steps = *rc::gen::container<std::vector<std::pair<int, int>>>(
+      rc::gen::pair(rc::gen::inRange(0, 16), rc::gen::inRange(0, 10)));
+  int value = 0;
+  for (auto [action, unit] : steps) {
+    Residency& top = tiers->top();
+    if (action < 5) {
+      fill(top, ref_of(unit), value = (value + 1) % 200);
+      working[unit] = value;
+    } else if (action < 10) {
+      int wanted = working.contains(unit) ? working[unit] : -1;
+      RC_ASSERT(value_of(top, ref_of(unit)) == wanted);
+    } else if (action == 10) {
+      top.evict(ref_of(unit));
+    } else if (action == 11) {
+      top.prefetch(ref_of(unit));
+    } else if (action == 12) {
+      (void)tiers->host().make_room(unit * kBytes);
+    } else if (action == 13) {
+      RC_ASSERT(top.commit(1).ok());
+      committed = working;
+    } else if (action == 14) {
+      RC_ASSERT(top.rollback().ok());
+      working = committed;
+    } else {
+      reopen();
+    }
+    RC_ASSERT(tiers->budget().usage().total.used_bytes <= host_states * kBytes);
+  }
+  for (int unit = 0; unit < 10; ++unit) {
+    int wanted = working.contains(unit) ? working[unit] : -1;
+    RC_ASSERT(value_of(tiers->top(), ref_of(unit)) == wanted);
+  }
+}
+
+RC_GTEST_PROP(ResidencyModelTest, HostAboveNvme, ()) { random_use(3, 0); }
+RC_GTEST_PROP(ResidencyModelTest, DeviceAboveHostAboveNvme, ()) {
+  random_use(2, 3);
+}
+
+// Four threads change, read, evict and prefetch twelve states in memory for
+// six. A state holds the number of its changes in every word.
+TEST(ResidencyThreadsTest, ManyThreadsSeeWholeStates) {
+  Tiers tiers(std::make_shared<io::MemoryDisk>(), Durability::on_save(), 6, 0);
+  Residency& host = tiers.host();
+  constexpr int kStates = 12;
+  std::vector<StateRef> refs;
+  for (int i = 0; i < kStates; ++i) {
+    refs.push_back(ok(host.add(spec(std::to_string(i)), Home::kBelow)));
+    fill(host, refs.back(), 0);
+  }
+  std::array<std::mutex, kStates> content;  // users exclude each other
+  std::array<int, kStates> changes{};
+  auto work = [&](unsigned seed) {
+    for (int i = 0; i < 400; ++i) {
+      seed = seed * 1664525 + 1013904223;
+      int unit = static_cast<int>(seed >> 8) % kStates;
+      unsigned action = (seed >> 4) % 8;
+      if (action == 0) host.evict(refs[unit]);
+      if (action == 1) host.prefetch(refs[unit]);
+      if (action == 2) (void)host.make_room(kBytes);
+      if (action < 3) continue;
+      std::lock_guard lock(content[unit]);
+      if (action < 5) {
+        fill(host, refs[unit], ++changes[unit] % 200);
+      } else {
+        ASSERT_EQ(value_of(host, refs[unit]), changes[unit] % 200);
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < 4; ++i) threads.emplace_back(work, i * 77 + 1);
+  for (auto& thread : threads) thread.join();
+  EXPECT_TRUE(host.commit(1).ok());
+  for (int i = 0; i < kStates; ++i) {
+    EXPECT_EQ(value_of(host, refs[i]), changes[i] % 200);
+  }
+  EXPECT_LE(tiers.budget().usage().total.high_bytes, 6 * kBytes);
+}
+
+// The whole stack: the disk fails under an eviction; the error names the state
+// and the file, and the last commit can be had back.
+TEST(ResidencyFaultTest, AFailedEvictionNamesItsCauseAndRollsBack) {
+  auto disk = std::make_shared<io::MemoryDisk>();
+  {
+    Tiers tiers(disk, Durability::on_save(), 2, 0);
+    StateRef ref = ok(tiers.host().add(spec("a"), Home::kBelow));
+    fill(tiers.host(), ref, 1);
+    ASSERT_TRUE(tiers.host().commit(1).ok());
+  }
+  io::Fault fault{.on = io::Operation::kWrite, .nth = 1};
+  Tiers tiers(disk, Durability::on_save(), 2, 0, {fault});
+  StateRef ref = ok(tiers.host().add(spec("a"), Home::kBelow));
+  fill(tiers.host(), ref, 2);
+  tiers.host().evict(ref);
+  (void)tiers.host().make_room(kBytes);
+  Status status = tiers.host().pin(ref, Use::kRead).status();
+  EXPECT_EQ(status.code(), Code::kIo) << status.text();
+  for (const char* word : {"a/weight", "run/volume", "EIO"}) {
+    EXPECT_NE(status.text().find(word), std::string::npos) << status.text();
+  }
+  EXPECT_FALSE(tiers.host().commit(2).ok());
+  ASSERT_TRUE(tiers.host().rollback().ok());
+  EXPECT_EQ(value_of(tiers.host(), ref), 1);
+}
+
+}  // namespace
+}  // namespace zinf
