@@ -60,7 +60,8 @@ bool may_move(Place from, Place to);
 // Where a state lives when nobody uses it.
 enum class Home : std::uint8_t {
   kMemory,  // never dropped; goes below at commits only
-  kBelow,
+  kBelow,   // in memory until that is needed
+  kAway,    // as kBelow, but few of them at a time: see away_limit_bytes
 };
 
 enum class Use : std::uint8_t {
@@ -117,6 +118,7 @@ struct StateRef {
 struct ResidencyStats {
   std::uint64_t memory_bytes = 0;  // of all states in memory or on their way
   std::uint64_t memory_high_bytes = 0;
+  std::uint64_t away_bytes = 0;  // of these, with Home::kAway
   std::uint64_t num_states = 0;
   std::uint64_t pins = 0;     // ever
   std::uint64_t fetches = 0;  // of these, with a read that nobody had started
@@ -127,12 +129,22 @@ struct ResidencyStats {
   std::uint64_t bytes_written = 0;
 };
 
+// What the owner of a state says when it is about to leave memory.
+enum class Leave : std::uint8_t {
+  kDrop,
+  kKeep,     // not now: somebody has its address
+  kChanged,  // its content was changed without a pin: it must be written first
+};
+
 struct ResidencyOptions {
   Allocate allocate;                 // memory for states
   std::shared_ptr<Backing> backing;  // null: everything stays in memory
-  // Asked before a state that nobody has pinned leaves memory; false keeps it.
-  // Called with the tier locked: it must not call back, and must not block.
-  std::function<bool(StateRef)> may_drop;
+  // Asked before a state that nobody has pinned leaves memory. Called with the
+  // tier locked: it must not call back, and must not block. None: kDrop.
+  std::function<Leave(StateRef, void* owner)> leaving;
+  // States with Home::kAway are dropped at the end of a pin while more than
+  // this is in memory of them together.
+  std::uint64_t away_limit_bytes = 0;
 };
 
 class Residency;
@@ -165,8 +177,10 @@ class Residency {
   Residency& operator=(const Residency&) = delete;
 
   // A state without content, or with what the backing has for it. Without a
-  // backing its home must be kMemory.
-  Result<StateRef> add(const StateSpec& spec, Home home);
+  // backing its home must be kMemory. `owner` is for leaving().
+  Result<StateRef> add(const StateSpec& spec, Home home, void* owner = nullptr);
+  // Memory with the content of a state that is empty.
+  void give(StateRef state, Block block);
   // Gives its memory and its place below back, at once or when the last pin
   // goes; a move under way is waited for.
   void remove(StateRef state);
@@ -214,6 +228,13 @@ class Residency {
 
 // Host memory above NVMe. The store must outlive it.
 std::shared_ptr<Backing> store_backing(Store& store);
+
+// For backings of other kinds.
+std::unique_ptr<Move> store_read(Store& store, StateId id,
+                                 std::span<std::byte> into);
+std::unique_ptr<Move> store_write(Store& store, StateId id,
+                                  std::span<const std::byte> from);
+std::unique_ptr<Move> finished_move(Status outcome);
 
 // Moves bytes between a device's memory and the host's and waits for it.
 struct DeviceCopies {

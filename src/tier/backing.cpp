@@ -42,11 +42,11 @@ class StoreBacking final : public Backing {
   }
   std::unique_ptr<Move> read(std::uint32_t state,
                              std::span<std::byte> into) override {
-    return std::make_unique<StoreRead>(store_.get({state}, into));
+    return store_read(store_, {state}, into);
   }
   std::unique_ptr<Move> write(std::uint32_t state,
                               std::span<const std::byte> from) override {
-    return std::make_unique<StoreWrite>(store_.put({state}, from));
+    return store_write(store_, {state}, from);
   }
   bool due(std::uint64_t step) const override { return store_.due(step); }
   Status commit(std::uint64_t step) override { return store_.commit(step); }
@@ -125,7 +125,7 @@ class HostBacking final : public Backing {
   }
   std::unique_ptr<Move> write(std::uint32_t state,
                               std::span<const std::byte> from) override {
-    return std::make_unique<Finished>(copy_out({state}, from));
+    return finished_move(copy_out({state}, from));
   }
   bool due(std::uint64_t step) const override { return host_.due(step); }
   Status commit(std::uint64_t step) override { return host_.commit(step); }
@@ -149,6 +149,20 @@ Allocate slab_memory(SlabPool& pool) {
     auto owner = std::make_shared<Slab>(std::move(slab));
     return Block{owner->bytes(), owner};
   };
+}
+
+std::unique_ptr<Move> store_read(Store& store, StateId id,
+                                 std::span<std::byte> into) {
+  return std::make_unique<StoreRead>(store.get(id, into));
+}
+
+std::unique_ptr<Move> store_write(Store& store, StateId id,
+                                  std::span<const std::byte> from) {
+  return std::make_unique<StoreWrite>(store.put(id, from));
+}
+
+std::unique_ptr<Move> finished_move(Status outcome) {
+  return std::make_unique<Finished>(std::move(outcome));
 }
 
 std::shared_ptr<Backing> store_backing(Store& store) {

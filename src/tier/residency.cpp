@@ -63,13 +63,14 @@ void Residency::Impl::move_to(State& state, Place to) {
   state.place = to;
 }
 
-Result<StateRef> Residency::Impl::add(const StateSpec& spec, Home home) {
-  if (options_.backing == nullptr && home == Home::kBelow) {
+Result<StateRef> Residency::Impl::add(const StateSpec& spec, Home home,
+                                      void* owner) {
+  if (options_.backing == nullptr && home != Home::kMemory) {
     return Status::error(Code::kInvalid,
                          "the home of " + spec.name() +
                              " is below this memory, and nothing is there");
   }
-  State state{.spec = spec, .home = home, .in_use = true};
+  State state{.spec = spec, .home = home, .owner = owner, .in_use = true};
   if (options_.backing != nullptr) {
     ZINF_ASSIGN(state.below, options_.backing->add(spec));
     if (options_.backing->has_content(state.below)) state.place = kAbsent;
@@ -119,16 +120,33 @@ void Residency::Impl::forget(StateRef ref) {
 Status Residency::Impl::take_memory(State& state) {
   if (state.block.owner != nullptr || state.spec.bytes == 0) return {};
   ZINF_ASSIGN(state.block, options_.allocate(state.spec.bytes));
-  stats_.memory_bytes += state.spec.bytes;
+  count_memory(state, true);
+  return {};
+}
+
+void Residency::Impl::count_memory(const State& state, bool more) {
+  std::uint64_t change = more ? state.spec.bytes : -state.spec.bytes;
+  stats_.memory_bytes += change;
+  if (state.home == Home::kAway) stats_.away_bytes += change;
   stats_.memory_high_bytes =
       std::max(stats_.memory_high_bytes, stats_.memory_bytes);
-  return {};
+}
+
+void Residency::Impl::give(StateRef ref, Block block) {
+  MutexLock lock(mutex_);
+  State& state = at(ref);
+  ZINF_CHECK(state.block.owner == nullptr, "%s has memory already",
+             state.spec.name().c_str());
+  move_to(state, kDirty);
+  state.block = std::move(block);
+  state.last_use = ++clock_;
+  count_memory(state, true);
 }
 
 void Residency::Impl::give_memory(State& state) {
   if (state.block.owner == nullptr) return;
   state.block = {};
-  stats_.memory_bytes -= state.spec.bytes;
+  count_memory(state, false);
 }
 
 Result<Residency::Impl::Need> Residency::Impl::try_pin(State& state, Use use) {
@@ -189,6 +207,7 @@ Result<std::span<std::byte>> Residency::Impl::pin(StateRef ref, Use use) {
 void Residency::Impl::unpin(StateRef ref, Use use) {
   bool write = false;
   bool removed = false;
+  std::uint64_t excess = 0;
   {
     MutexLock lock(mutex_);
     State& state = at(ref);
@@ -201,9 +220,13 @@ void Residency::Impl::unpin(StateRef ref, Use use) {
       land_finished();
       write = leave(ref);
     }
+    if (stats_.away_bytes > options_.away_limit_bytes) {
+      excess = stats_.away_bytes - options_.away_limit_bytes;
+    }
   }
   if (write) launch(ref);
   if (removed) forget(ref);
+  if (excess > 0) (void)make_room(excess, Home::kAway);
 }
 
 void Residency::Impl::prefetch(StateRef ref) {
@@ -230,7 +253,7 @@ void Residency::Impl::evict(StateRef ref) {
 }
 
 bool Residency::Impl::idle(const State& state) const {
-  return state.in_use && state.home == Home::kBelow && state.pins == 0 &&
+  return state.in_use && state.home != Home::kMemory && state.pins == 0 &&
          !state.removed;
 }
 
@@ -250,9 +273,22 @@ bool Residency::Impl::leave(StateRef ref) {
   return claim_write(ref);
 }
 
+Leave Residency::Impl::ask(StateRef ref) {
+  if (!options_.leaving) return Leave::kDrop;
+  return options_.leaving(ref, at(ref).owner);
+}
+
 std::uint64_t Residency::Impl::drop(StateRef ref) {
   State& state = at(ref);
-  if (options_.may_drop && !options_.may_drop(ref)) return 0;
+  switch (ask(ref)) {
+    case Leave::kKeep:
+      return 0;
+    case Leave::kChanged:
+      move_to(state, kDirty);
+      return 0;
+    case Leave::kDrop:
+      break;
+  }
   move_to(state, kAbsent);
   give_memory(state);
   ++stats_.drops;
@@ -333,10 +369,13 @@ void Residency::Impl::wait_for_all() {
   for (StateRef ref : moving) (void)wait_for(ref);
 }
 
-std::vector<StateRef> Residency::Impl::by_age(Place place) {
+std::vector<StateRef> Residency::Impl::by_age(Place place,
+                                              std::optional<Home> home) {
   std::vector<StateRef> refs;
   for (std::uint32_t i = 0; i < states_.size(); ++i) {
-    if (states_[i].place == place && idle(states_[i])) refs.push_back({i});
+    const State& state = states_[i];
+    if (state.place != place || !idle(state)) continue;
+    if (!home || state.home == *home) refs.push_back({i});
   }
   std::sort(refs.begin(), refs.end(),
             [&](StateRef a, StateRef b) ZINF_REQUIRES(mutex_) {
@@ -346,7 +385,8 @@ std::vector<StateRef> Residency::Impl::by_age(Place place) {
 }
 
 // First what costs nothing, then what is already on its way, then a write.
-std::uint64_t Residency::Impl::make_room(std::uint64_t bytes) {
+std::uint64_t Residency::Impl::make_room(std::uint64_t bytes,
+                                         std::optional<Home> home) {
   std::uint64_t freed = 0;
   while (true) {
     std::vector<StateRef> moving;
@@ -355,22 +395,22 @@ std::uint64_t Residency::Impl::make_room(std::uint64_t bytes) {
       MutexLock lock(mutex_);
       std::uint64_t before = stats_.memory_bytes;
       land_finished();
-      for (StateRef ref : by_age(kResident)) {
+      for (StateRef ref : by_age(kResident, home)) {
         if (freed + before - stats_.memory_bytes >= bytes) break;
         (void)drop(ref);
       }
       freed += before - stats_.memory_bytes;
       if (freed >= bytes) return freed;
-      moving = by_age(kWriting);
+      moving = by_age(kWriting, home);
       if (moving.empty()) {
         std::uint64_t coming = freed;
-        for (StateRef ref : by_age(kDirty)) {
+        for (StateRef ref : by_age(kDirty, home)) {
           if (coming >= bytes) break;
           if (!claim_write(ref)) continue;
           claimed.push_back(ref);
           coming += at(ref).spec.bytes;
         }
-        moving = claimed.empty() ? by_age(kReading) : claimed;
+        moving = claimed.empty() ? by_age(kReading, home) : claimed;
       }
       for (StateRef ref : moving) at(ref).leaving = true;
     }
@@ -441,7 +481,7 @@ Status Residency::Impl::rollback() {
     State& state = states_[i];
     if (!state.in_use) continue;
     // Memory that may not go is read into again, at the same address.
-    if (!options_.may_drop || options_.may_drop({i})) give_memory(state);
+    if (ask({i}) != Leave::kKeep) give_memory(state);
     state.error = {};
     move_to(state,
             options_.backing->has_content(state.below) ? kAbsent : kEmpty);
@@ -478,8 +518,11 @@ Pin::~Pin() {
 Residency::Residency(ResidencyOptions options)
     : impl_(std::make_unique<Impl>(std::move(options))) {}
 Residency::~Residency() = default;
-Result<StateRef> Residency::add(const StateSpec& spec, Home home) {
-  return impl_->add(spec, home);
+Result<StateRef> Residency::add(const StateSpec& spec, Home home, void* owner) {
+  return impl_->add(spec, home, owner);
+}
+void Residency::give(StateRef state, Block block) {
+  impl_->give(state, std::move(block));
 }
 void Residency::remove(StateRef state) { impl_->remove(state); }
 Result<Pin> Residency::pin(StateRef state, Use use) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "src/base/mutex.h"
@@ -19,13 +20,15 @@ class Residency::Impl {
   explicit Impl(ResidencyOptions options) : options_(std::move(options)) {}
   ~Impl();
 
-  Result<StateRef> add(const StateSpec& spec, Home home);
+  Result<StateRef> add(const StateSpec& spec, Home home, void* owner);
+  void give(StateRef ref, Block block);
   void remove(StateRef ref);
   Result<std::span<std::byte>> pin(StateRef ref, Use use);
   void unpin(StateRef ref, Use use);
   void prefetch(StateRef ref);
   void evict(StateRef ref);
-  std::uint64_t make_room(std::uint64_t bytes);
+  // Of states with that home only, or of all that can go.
+  std::uint64_t make_room(std::uint64_t bytes, std::optional<Home> home = {});
   Status flush();
   Status commit(std::uint64_t step);
   bool due(std::uint64_t step) const;
@@ -38,6 +41,7 @@ class Residency::Impl {
   struct State {
     StateSpec spec = {};
     Home home = Home::kMemory;
+    void* owner = nullptr;
     std::uint32_t below = 0;
     Place place = Place::kEmpty;
     Block block = {};
@@ -61,6 +65,7 @@ class Residency::Impl {
   void move_to(State& state, Place to) ZINF_REQUIRES(mutex_);
   // kOverBudget without an attempt to make room.
   Status take_memory(State& state) ZINF_REQUIRES(mutex_);
+  void count_memory(const State& state, bool more) ZINF_REQUIRES(mutex_);
   void give_memory(State& state) ZINF_REQUIRES(mutex_);
   Result<Need> try_pin(State& state, Use use) ZINF_REQUIRES(mutex_);
   // To kWriting, if it is kDirty and nobody is changing it.
@@ -69,12 +74,14 @@ class Residency::Impl {
   bool leave(StateRef ref) ZINF_REQUIRES(mutex_);
   // Whether it is not needed in memory now: nobody uses it, its home is below.
   bool idle(const State& state) const ZINF_REQUIRES(mutex_);
+  Leave ask(StateRef ref) ZINF_REQUIRES(mutex_);
   // The bytes given back: 0 when it may not go.
   std::uint64_t drop(StateRef ref) ZINF_REQUIRES(mutex_);
   std::uint64_t land(StateRef ref, const Status& outcome) ZINF_REQUIRES(mutex_);
   void land_finished() ZINF_REQUIRES(mutex_);
   // Idle states in one of these places, the longest unused first.
-  std::vector<StateRef> by_age(Place place) ZINF_REQUIRES(mutex_);
+  std::vector<StateRef> by_age(Place place, std::optional<Home> home)
+      ZINF_REQUIRES(mutex_);
 
   void launch(StateRef ref) ZINF_EXCLUDES(mutex_);
   // Waits for the state's move, if there is one, and lands it. The bytes that

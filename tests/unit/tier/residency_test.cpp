@@ -146,8 +146,10 @@ class ResidencyTest : public testing::Test {
         pool_(ok(SlabPool::create({.budget = &budget_}))),
         states_({.allocate = slab_memory(pool_),
                  .backing = backing_,
-                 .may_drop = [this](StateRef ref) {
-                   return !held_.contains(ref.index);
+                 .leaving = [this](StateRef ref, void*) {
+                   if (changed_.contains(ref.index)) return Leave::kChanged;
+                   if (!held_.contains(ref.index)) return Leave::kDrop;
+                   return Leave::kKeep;
                  }}) {}
 
   StateRef add(const std::string& unit, Home home = Home::kBelow) {
@@ -181,6 +183,7 @@ class ResidencyTest : public testing::Test {
   Budget budget_;
   SlabPool pool_;
   std::set<std::uint32_t> held_;
+  std::set<std::uint32_t> changed_;
   std::shared_ptr<GatedBacking> backing_ = std::make_shared<GatedBacking>();
   Residency states_;
 };
@@ -390,6 +393,47 @@ TEST_F(ResidencyTest, WhatMayNotBeDroppedStaysAtItsAddress) {
   EXPECT_EQ(ok(states_.pin(ref, Use::kRead)).bytes().data(), address);
 }
 
+TEST_F(ResidencyTest, WhatWasChangedWithoutAPinIsWrittenFirst) {
+  StateRef ref = add_absent("a", 1);
+  std::byte* address = ok(states_.pin(ref, Use::kRead)).bytes().data();
+  std::memset(address, 2, kBytes);
+  changed_.insert(ref.index);
+  states_.evict(ref);
+  EXPECT_EQ(states_.place(ref), kWriting);
+  changed_.clear();
+  EXPECT_EQ(states_.make_room(kBytes), kBytes);
+  EXPECT_TRUE(holds(ref, 2));
+}
+
+TEST_F(ResidencyTest, GivenMemoryIsUsedAsItIs) {
+  auto owner = std::make_shared<std::vector<std::byte>>(kBytes, std::byte{3});
+  std::weak_ptr<void> alive = owner;
+  StateRef ref = add("a");
+  std::span<std::byte> bytes(*owner);
+  states_.give(ref, {bytes, std::move(owner)});
+  EXPECT_EQ(states_.place(ref), kDirty);
+  EXPECT_EQ(ok(states_.pin(ref, Use::kRead)).bytes().data(), bytes.data());
+  EXPECT_EQ(states_.make_room(kBytes), kBytes);
+  EXPECT_TRUE(alive.expired());
+  EXPECT_TRUE(holds(ref, 3));
+}
+
+TEST_F(ResidencyTest, OnlyAFewStatesOfHomesAwayStayAfterTheirPins) {
+  Residency few({.allocate = slab_memory(pool_),
+                 .backing = backing_,
+                 .leaving = nullptr,
+                 .away_limit_bytes = kBytes});
+  std::vector<StateRef> refs;
+  for (int i = 0; i < 3; ++i) {
+    refs.push_back(ok(few.add(spec(std::to_string(i)), Home::kAway)));
+    Pin pin = ok(few.pin(refs.back(), Use::kReplace));
+    std::memset(pin.bytes().data(), i, kBytes);
+  }
+  EXPECT_EQ(few.stats().away_bytes, kBytes);
+  EXPECT_EQ(few.place(refs[0]), kAbsent);
+  EXPECT_EQ(few.place(refs[2]), kDirty) << "the last used stays";
+}
+
 TEST_F(ResidencyTest, APrefetchNeverMakesRoom) {
   StateRef ref = add_absent("a", 1);
   std::vector<StateRef> refs;
@@ -480,7 +524,7 @@ TEST_F(ResidencyTest, AnEmptyStateIsPossible) {
 TEST(ResidencyWithoutBackingTest, KeepsInMemoryAndSaysWhatItCannot) {
   SlabPool pool = ok(SlabPool::create());
   Residency states(
-      {.allocate = slab_memory(pool), .backing = nullptr, .may_drop = nullptr});
+      {.allocate = slab_memory(pool), .backing = nullptr, .leaving = nullptr});
   EXPECT_EQ(states.add(spec("a"), Home::kBelow).status().code(),
             Code::kInvalid);
   StateRef ref = ok(states.add(spec("a"), Home::kMemory));
@@ -523,7 +567,7 @@ class Tiers {
     host_ = std::make_unique<Residency>(
         ResidencyOptions{.allocate = slab_memory(pool_),
                          .backing = store_backing(*store_),
-                         .may_drop = nullptr});
+                         .leaving = nullptr});
     if (device_states == 0) return;
     auto copy = [](std::span<std::byte> to, std::span<const std::byte> from) {
       std::copy(from.begin(), from.end(), to.begin());
@@ -532,7 +576,7 @@ class Tiers {
     device_ = std::make_unique<Residency>(
         ResidencyOptions{.allocate = slab_memory(device_pool_),
                          .backing = host_backing(*host_, {copy, copy}),
-                         .may_drop = nullptr});
+                         .leaving = nullptr});
   }
 
   Residency& top() { return device_ != nullptr ? *device_ : *host_; }
