@@ -43,7 +43,7 @@ enum class Caching : std::uint8_t {
   kBuffered,  // through the page cache
 };
 
-enum class Operation : std::uint8_t { kRead, kWrite, kSync };
+enum class Operation : std::uint8_t { kRead, kWrite, kSync, kResize };
 std::string_view operation_name(Operation operation);  // "read", ...
 
 // A fault to inject under the checks, as a failing disk would show it.
@@ -107,9 +107,9 @@ struct RequestState;
 class Pump;
 }  // namespace detail
 
-// An open file of fixed size. Move-only; closing waits for its requests. One
-// thread at a time; it may be used by many for submitting. A default or
-// closed one is empty, of zero bytes.
+// An open file; only resize() changes its size. Move-only; closing waits for
+// its requests. One thread at a time; it may be used by many for submitting. A
+// default or closed one is empty, of zero bytes.
 class File {
  public:
   File() = default;
@@ -199,6 +199,11 @@ class Io {
   // that fails (kNoSpace) nothing is left behind.
   Result<File> open(const std::string& path, const OpenOptions& options);
   Status remove(const std::string& path);
+
+  // Gives the file another size: what it grows by is reserved on the disk, and
+  // reads as zeros. On failure (kNoSpace) it has the old one. Durable with the
+  // next sync. Transfers may be in flight, but none beyond the new end.
+  Status resize(const File& file, std::uint64_t bytes);
 
   // The transfer must lie within the file and not be empty; else the request
   // comes back failed. Overlapping requests in flight have no order.

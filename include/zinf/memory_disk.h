@@ -25,14 +25,15 @@ class MemoryDisk {
 
   // The disk as it could be found after a power loss now: everything synced,
   // and of each later write all, nothing, or some of its sectors (of 512 bytes
-  // or 4 KiB). The seed decides; equal seeds give equal disks.
+  // or 4 KiB); a new size all or nothing. The seed decides; equal seeds give
+  // equal disks.
   std::shared_ptr<MemoryDisk> after_crash(std::uint64_t seed) const;
 
-  // Lets so many more writes and syncs happen; then the power is off: every
-  // write and sync fails with EIO and changes nothing. Reads still work.
+  // Lets so many more writes, syncs and resizes happen; then the power is off:
+  // each of them fails with EIO and changes nothing. Reads still work.
   void cut_power_after(std::uint64_t operations);
 
-  // Writes and syncs so far.
+  // Writes, syncs and resizes so far.
   std::uint64_t operations() const;
   std::uint64_t unsynced_writes() const;
 

@@ -50,6 +50,9 @@ class Driver {
                                   const OpenOptions& options) = 0;
   virtual void close(int file) = 0;  // no operation of the file is in flight
   virtual Status remove(const std::string& path) = 0;
+  // Both sizes are at least 1; on failure the file has the old one.
+  virtual Status resize(int file, const std::string& path, std::uint64_t from,
+                        std::uint64_t to) = 0;
 
   // Slots for registered memory; -errno when it cannot be had.
   virtual int register_memory(std::span<std::byte> memory);

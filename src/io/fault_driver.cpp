@@ -36,6 +36,14 @@ class FaultDriver final : public Driver {
   Status remove(const std::string& path) override {
     return inner_->remove(path);
   }
+  Status resize(int file, const std::string& path, std::uint64_t from,
+                std::uint64_t to) override {
+    std::optional<Fault> fault = next_fault(Operation::kResize);
+    if (fault && fault->kind == Fault::Kind::kError) {
+      return Status::system("resize", path, fault->errnum);
+    }
+    return inner_->resize(file, path, from, to);
+  }
   int register_memory(std::span<std::byte> memory) override {
     return inner_->register_memory(memory);
   }
@@ -159,7 +167,7 @@ class FaultDriver final : public Driver {
 
   std::unique_ptr<Driver> inner_;
   std::vector<Rule> rules_;
-  std::array<std::uint64_t, 3> counts_{};
+  std::array<std::uint64_t, 4> counts_{};
   std::unordered_map<RawOp*, Altered> altered_;
   std::unordered_map<RawOp*, Clock::time_point> due_;  // by a rate
   std::vector<Held> held_;

@@ -30,7 +30,7 @@ Status check_transfer(Operation operation, const detail::FileState& file,
   };
   if (operation == Operation::kSync) return {};
   if (bytes == 0) return refuse("zero bytes");
-  std::uint64_t size = file.opened.bytes;
+  std::uint64_t size = file.bytes;
   if (offset > size || bytes > size - offset) {
     return refuse(
         strf("%zu bytes reach beyond the file's %llu", bytes, number(size)));
@@ -66,6 +66,8 @@ std::string_view operation_name(Operation operation) {
       return "write";
     case Operation::kSync:
       return "sync";
+    case Operation::kResize:
+      return "resize";
   }
   return "?";
 }
@@ -117,7 +119,7 @@ const std::string& File::path() const {
   return state_ != nullptr ? state_->path : none;
 }
 std::uint64_t File::bytes() const {
-  return state_ != nullptr ? state_->opened.bytes : 0;
+  return state_ != nullptr ? state_->bytes.load() : 0;
 }
 bool File::direct() const { return state_ != nullptr && state_->opened.direct; }
 
@@ -210,10 +212,23 @@ Result<File> Io::open(const std::string& path, const OpenOptions& options) {
   state->pump = pump_;
   state->path = options.name.empty() ? path : options.name;
   state->opened = opened;
+  state->bytes = opened.bytes;
   return File(std::move(state));
 }
 
 Status Io::remove(const std::string& path) { return pump_->remove(path); }
+
+Status Io::resize(const File& file, std::uint64_t bytes) {
+  if (file.state_ == nullptr) {
+    return Status::error(Code::kInvalid, "resize: the file is not open");
+  }
+  ZINF_CHECK(file.state_->pump == pump_, "%s belongs to another Io",
+             file.state_->path.c_str());
+  if (bytes == 0 || bytes > static_cast<std::uint64_t>(INT64_MAX)) {
+    return Status::system("resize", file.path(), bytes == 0 ? EINVAL : EFBIG);
+  }
+  return pump_->resize(*file.state_, bytes);
+}
 
 Request Io::read(const File& file, std::uint64_t offset,
                  std::span<std::byte> into) {

@@ -12,25 +12,37 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-void apply(const MemoryDisk::Impl::Write& write, std::size_t begin,
-           std::size_t end, Bytes& image) {
-  std::memcpy(image.data() + write.offset + begin, write.data.data() + begin,
+using Change = MemoryDisk::Impl::Change;
+
+// What lies beyond the end, because a new size was lost, is lost too.
+void apply(const Change& change, std::size_t begin, std::size_t end,
+           Bytes& image) {
+  std::size_t size = image.size();
+  std::size_t most = size - std::min<std::size_t>(change.offset, size);
+  end = std::min(end, most);
+  if (begin >= end) return;
+  std::memcpy(image.data() + change.offset + begin, change.data.data() + begin,
               end - begin);
 }
 
-// All of the write, nothing, or some of its sectors.
-void apply_some(const MemoryDisk::Impl::Write& write, std::mt19937_64& random,
-                Bytes& image) {
+void apply(const Change& change, Bytes& image) {
+  if (change.size) image.resize(*change.size);
+  apply(change, 0, change.data.size(), image);
+}
+
+// All of the change, nothing, or some of its sectors.
+void apply_some(const Change& change, std::mt19937_64& random, Bytes& image) {
   std::uint64_t fate = random() % 4;
   if (fate == 0) return;
-  if (fate == 1) return apply(write, 0, write.data.size(), image);
+  if (fate == 1) return apply(change, image);
+  if (change.size && random() % 2 == 0) return apply(change, image);
   std::size_t sector = fate == 2 ? 512 : 4096;
   // Sectors of the disk, not of the write: the first may be shorter.
   std::size_t begin = 0;
-  while (begin < write.data.size()) {
-    std::size_t left = sector - (write.offset + begin) % sector;
-    std::size_t end = std::min(begin + left, write.data.size());
-    if (random() % 2 == 0) apply(write, begin, end, image);
+  while (begin < change.data.size()) {
+    std::size_t left = sector - (change.offset + begin) % sector;
+    std::size_t end = std::min(begin + left, change.data.size());
+    if (random() % 2 == 0) apply(change, begin, end, image);
     begin = end;
   }
 }
@@ -61,6 +73,15 @@ Status MemoryDisk::Impl::remove(const std::string& path) {
   return Status::system("remove", path, ENOENT);
 }
 
+Status MemoryDisk::Impl::resize(File& file, const std::string& path,
+                                std::uint64_t bytes) {
+  MutexLock lock(mutex_);
+  if (!has_power()) return Status::system("resize", path, EIO);
+  file.now.resize(bytes);
+  file.unsynced.push_back({.size = bytes});
+  return {};
+}
+
 bool MemoryDisk::Impl::exists(const std::string& path) const {
   MutexLock lock(mutex_);
   return files_.contains(path);
@@ -89,18 +110,15 @@ std::int64_t MemoryDisk::Impl::write(File& file, std::uint64_t offset,
   std::size_t bytes =
       std::min<std::uint64_t>(from.size(), size - std::min(offset, size));
   std::memcpy(file.now.data() + offset, from.data(), bytes);
-  file.unsynced.push_back(
-      {offset,
-       Bytes(from.begin(), from.begin() + static_cast<std::ptrdiff_t>(bytes))});
+  Bytes data(from.begin(), from.begin() + static_cast<std::ptrdiff_t>(bytes));
+  file.unsynced.push_back({.offset = offset, .data = std::move(data)});
   return static_cast<std::int64_t>(bytes);
 }
 
 std::int64_t MemoryDisk::Impl::sync(File& file) {
   MutexLock lock(mutex_);
   if (!has_power()) return -EIO;
-  for (const Write& write : file.unsynced) {
-    apply(write, 0, write.data.size(), file.durable);
-  }
+  for (const Change& change : file.unsynced) apply(change, file.durable);
   file.unsynced.clear();
   return 0;
 }
@@ -118,8 +136,8 @@ void MemoryDisk::Impl::copy_after_crash(Impl& to, std::uint64_t seed) const {
   for (const auto& [path, file] : files_) {
     auto copy = std::make_shared<File>();
     copy->durable = file->durable;
-    for (const Write& write : file->unsynced) {
-      apply_some(write, random, copy->durable);
+    for (const Change& change : file->unsynced) {
+      apply_some(change, random, copy->durable);
     }
     copy->now = copy->durable;
     to.files_[path] = std::move(copy);
@@ -159,8 +177,8 @@ void MemoryDisk::Impl::truncate(const std::string& path, std::uint64_t bytes) {
   File& file = *found->second;
   file.now.resize(bytes);
   file.durable.resize(bytes);
-  std::erase_if(file.unsynced, [&](const Write& write) {
-    return write.offset + write.data.size() > bytes;
+  std::erase_if(file.unsynced, [&](const Change& change) {
+    return change.size || change.offset + change.data.size() > bytes;
   });
 }
 

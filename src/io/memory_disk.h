@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,19 +19,21 @@ namespace zinf::io {
 // Thread-safe.
 class MemoryDisk::Impl {
  public:
-  struct Write {
-    std::uint64_t offset;
-    std::vector<std::byte> data;
+  struct Change {
+    std::uint64_t offset = 0;
+    std::vector<std::byte> data = {};
+    std::optional<std::uint64_t> size = {};  // a new size, no data
   };
   struct File {
     std::vector<std::byte> now;      // what reads see
     std::vector<std::byte> durable;  // as of the last sync
-    std::vector<Write> unsynced;     // since then, in order
+    std::vector<Change> unsynced;    // since then, in order
   };
 
   Result<std::shared_ptr<File>> open(const std::string& path,
                                      const OpenOptions& options);
   Status remove(const std::string& path);
+  Status resize(File& file, const std::string& path, std::uint64_t bytes);
   bool exists(const std::string& path) const;
 
   // As a driver's result: bytes moved, or -errno.

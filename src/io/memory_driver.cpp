@@ -28,6 +28,11 @@ class MemoryDriver final : public Driver {
     return disk_->impl_->remove(path);
   }
 
+  Status resize(int file, const std::string& path, std::uint64_t /*from*/,
+                std::uint64_t to) override {
+    return disk_->impl_->resize(*open_[index(file)], path, to);
+  }
+
   void start(RawOp* op) override {
     op->result = carry_out(*op);
     completions_.add(op);
@@ -53,6 +58,8 @@ class MemoryDriver final : public Driver {
         return disk.write(file, op.offset, {op.data, op.bytes});
       case Operation::kSync:
         return disk.sync(file);
+      case Operation::kResize:
+        break;  // never in flight
     }
     return -1;
   }

@@ -23,11 +23,15 @@ bool lives_in_memory(int fd) {
          (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC);
 }
 
-// Reserves the file's blocks, so that no write ever extends it.
-Status preallocate(int fd, const std::string& path, std::uint64_t bytes) {
+// Reserves blocks for [from, bytes), so that no write ever extends the file.
+Status preallocate(int fd, const std::string& path, std::uint64_t from,
+                   std::uint64_t bytes) {
   int error = 0;
   do {
-    error = fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+    error = fallocate(fd, 0, static_cast<off_t>(from),
+                      static_cast<off_t>(bytes - from)) == 0
+                ? 0
+                : errno;
   } while (error == EINTR);
   if (error == EOPNOTSUPP) {
     log(LogLevel::kWarning,
@@ -37,8 +41,8 @@ Status preallocate(int fd, const std::string& path, std::uint64_t bytes) {
     error = ftruncate(fd, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
   }
   if (error == 0) return {};
-  return Status::system(strf("reserve %s for", format_bytes(bytes).c_str()),
-                        path, error);
+  return Status::system(
+      strf("reserve %s for", format_bytes(bytes - from).c_str()), path, error);
 }
 
 // Opens the path; what it makes, it takes away again unless keep() is called.
@@ -85,7 +89,7 @@ Result<std::uint64_t> set_size(int fd, const std::string& path,
     return static_cast<std::uint64_t>(info.st_size);
   }
   if (ftruncate(fd, 0) != 0) return Status::system("empty", path, errno);
-  ZINF_TRY(preallocate(fd, path, options.bytes));
+  ZINF_TRY(preallocate(fd, path, 0, options.bytes));
   return options.bytes;
 }
 
@@ -158,6 +162,22 @@ void PosixDriver::close(int file) {
 Status PosixDriver::remove(const std::string& path) {
   if (unlink(path.c_str()) == 0) return {};
   return Status::system("remove", path, errno);
+}
+
+Status PosixDriver::resize(int file, const std::string& path,
+                           std::uint64_t from, std::uint64_t to) {
+  int fd = descriptors(file).buffered;
+  auto cut = [&](std::uint64_t bytes) {
+    return ftruncate(fd, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  };
+  if (to <= from) {
+    int error = cut(to);
+    return error == 0 ? Status() : Status::system("cut", path, error);
+  }
+  Status status = preallocate(fd, path, from, to);
+  // A disk that is full may have given a part of it.
+  if (!status.ok()) (void)cut(from);
+  return status;
 }
 
 }  // namespace zinf::io

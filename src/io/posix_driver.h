@@ -17,6 +17,8 @@ class PosixDriver : public Driver {
                           const OpenOptions& options) override;
   void close(int file) override;
   Status remove(const std::string& path) override;
+  Status resize(int file, const std::string& path, std::uint64_t from,
+                std::uint64_t to) override;
 
  protected:
   // Two descriptors for one file: aligned transfers take the direct one, the

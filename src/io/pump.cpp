@@ -201,6 +201,16 @@ Status Pump::remove(const std::string& path) {
   return status;
 }
 
+Status Pump::resize(FileState& file, std::uint64_t bytes) {
+  Status status = Status::error(
+      Code::kCancelled, "resize " + file.path + ": the Io is shut down");
+  call([&] {
+    status = driver_->resize(file.opened.file, file.path, file.bytes, bytes);
+    if (status.ok()) file.bytes = bytes;
+  });
+  return status;
+}
+
 std::vector<int> Pump::register_memory(std::span<std::byte> memory) {
   std::vector<int> slots;
   int error = 0;

@@ -26,6 +26,7 @@ struct FileState {
   std::shared_ptr<Pump> pump;
   std::string path;
   OpenedFile opened;
+  std::atomic<std::uint64_t> bytes = 0;
   std::atomic<int> pending = 0;  // requests that are not done
 };
 
@@ -70,6 +71,7 @@ class Pump {
   Result<OpenedFile> open(const std::string& path, const OpenOptions& options);
   void close(FileState& file);
   Status remove(const std::string& path);
+  Status resize(FileState& file, std::uint64_t bytes);
   std::vector<int> register_memory(std::span<std::byte> memory);
   void unregister_memory(const std::vector<int>& slots);
 

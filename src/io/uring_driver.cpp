@@ -198,6 +198,8 @@ class UringDriver final : public PosixDriver {
       case Operation::kSync:
         io_uring_prep_fsync(sqe, fd, IORING_FSYNC_DATASYNC);
         break;
+      case Operation::kResize:
+        break;  // never in flight
     }
   }
 

@@ -153,6 +153,50 @@ TEST_P(IoConformance, RefusesEmptyAndOutlyingTransfers) {
   EXPECT_FALSE(std::filesystem::exists(dir_.file("empty")));
 }
 
+TEST_P(IoConformance, AFileGrowsAndShrinksWithTransfersInFlight) {
+  auto io = make();
+  File file = create(*io, kMiB);
+  Buffer first(kMiB, 1);
+  Buffer second(kMiB, 2);
+  Request write = io->write(file, 0, first.span());
+  ASSERT_TRUE(io->resize(file, 2 * kMiB).ok());
+  EXPECT_EQ(file.bytes(), 2 * kMiB);
+  EXPECT_TRUE(io->write(file, kMiB, second.span()).wait().ok());
+  EXPECT_TRUE(write.wait().ok());
+  EXPECT_TRUE(io->sync(file).wait().ok());
+  Buffer got(kMiB, 3);
+  ASSERT_TRUE(io->read(file, 0, got.span()).wait().ok());
+  EXPECT_TRUE(got == first);
+  ASSERT_TRUE(io->read(file, kMiB, got.span()).wait().ok());
+  EXPECT_TRUE(got == second);
+
+  ASSERT_TRUE(io->resize(file, kMiB).ok());
+  EXPECT_EQ(file.bytes(), kMiB);
+  EXPECT_EQ(io->read(file, kMiB, got.span()).wait().code(), Code::kInvalid);
+  ASSERT_TRUE(io->resize(file, 2 * kMiB).ok());
+  ASSERT_TRUE(io->read(file, kMiB, got.span()).wait().ok());
+  EXPECT_TRUE(std::all_of(got.span().begin(), got.span().end(),
+                          [](std::byte b) { return b == std::byte{0}; }));
+  EXPECT_EQ(io->resize(file, 0).errnum(), EINVAL);
+  EXPECT_EQ(io->resize({}, 1).code(), Code::kInvalid);
+}
+
+TEST_P(IoConformance, AResizeThatFailsChangesNothing) {
+  auto io = make({{.on = Operation::kResize, .errnum = ENOSPC, .nth = 1}});
+  File file = create(*io, kMiB);
+  Status full = io->resize(file, 2 * kMiB);
+  EXPECT_EQ(full.code(), Code::kNoSpace);
+  EXPECT_NE(full.text().find("data"), std::string::npos) << full.text();
+  EXPECT_EQ(file.bytes(), kMiB);
+  if (GetParam().backend != Backend::kMemory) {
+    // More than any disk has: refused by the file system itself.
+    Status beyond = io->resize(file, std::uint64_t{1} << 60);
+    EXPECT_FALSE(beyond.ok());
+    EXPECT_EQ(std::filesystem::file_size(dir_.file("data")), kMiB);
+  }
+  EXPECT_TRUE(io->resize(file, 2 * kMiB).ok());
+}
+
 TEST_P(IoConformance, ManyThreadsShareOneIo) {
   auto io = make();
   constexpr std::size_t kPart = 512 * kKiB;

@@ -206,5 +206,27 @@ TEST(StoreModel, UnsyncedWritesAreLostInACrash) {
   EXPECT_EQ(disk->unsynced_writes(), 0u);
 }
 
+TEST(StoreModel, AnUnsyncedSizeMayBeLostInACrash) {
+  auto disk = std::make_shared<io::MemoryDisk>();
+  auto io = io::Io::create({.backend = io::Backend::kMemory, .disk = disk});
+  auto file = (*io)->open("f", {.mode = io::Open::kCreate, .bytes = 64 * kKiB});
+  ASSERT_TRUE((*io)->resize(*file, 128 * kKiB).ok());
+  Buffer data(64 * kKiB, 1);
+  ASSERT_TRUE((*io)->write(*file, 64 * kKiB, data.span()).wait().ok());
+  auto size_after = [&](std::uint64_t seed) {
+    auto io2 = io::Io::create(
+        {.backend = io::Backend::kMemory, .disk = disk->after_crash(seed)});
+    return (*io2)->open("f", {})->bytes();
+  };
+  int lost = 0;
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    lost += size_after(seed) == 64 * kKiB ? 1 : 0;
+  }
+  EXPECT_GT(lost, 10);
+  EXPECT_LT(lost, 90);
+  ASSERT_TRUE((*io)->sync(*file).wait().ok());
+  EXPECT_EQ(size_after(1), 128 * kKiB);
+}
+
 }  // namespace
 }  // namespace zinf
