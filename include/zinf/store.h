@@ -19,8 +19,17 @@
 // begins (so that ranks can agree on a common one); during a step the last one
 // stays. With Durability::on_save it stays only while fewer than `kept`
 // versions have a name. So a step needs room for (2 + kept) x states, or (1 +
-// kept) x states with on_save: that much is reserved at creation, and keep()
-// refuses more names than it was made for.
+// kept) x states with on_save: that much is reserved by create() and reserve(),
+// define() refuses states beyond it, and keep() more names than it was made
+// for. No other call ever extends a file.
+//
+// Note [States come and go]: remove() takes a state out of the working version,
+// not out of versions that were committed with it. rollback() and load() define
+// again what was defined when their version was committed, under the StateId of
+// then; states that were defined later stay too. They refuse, before anything
+// changes, when a name has another definition now (kInvalid) or when all
+// together are more than there is room for (kNoSpace): remove() what is in the
+// way first. open() knows only the states of the version that it opens.
 #pragma once
 
 #include <cstddef>
@@ -78,7 +87,8 @@ struct StoreOptions {
   // instead of failing, and says so in the log.
   bool fall_back = false;
 
-  // What to make room for; open() takes it from the store.
+  // What to make room for; open() takes it from the store, reserve() adds to
+  // it.
   std::uint64_t state_bytes = 0;  // of all states together
   std::size_t num_states = 0;
   int kept = 1;                       // versions that may have a name
@@ -110,7 +120,8 @@ struct StateSpec {
   bool operator==(const StateSpec&) const = default;
 };
 
-// A state of one Store, valid as long as it.
+// A state of one Store, valid as long as it or until remove(): then another
+// state may get the index, when no version needs it any more.
 struct StateId {
   std::uint32_t index = 0;
   bool operator==(const StateId&) const = default;
@@ -139,6 +150,8 @@ struct StoreStats {
   std::uint64_t capacity_bytes = 0;  // for states, in all volumes
   std::uint64_t free_bytes = 0;      // of these
   std::uint64_t free_extents = 0;    // in so many pieces
+  std::uint64_t state_bytes = 0;     // what there is room for: see reserve()
+  std::uint64_t num_states = 0;
   std::uint64_t puts = 0;
   std::uint64_t puts_in_place = 0;  // the others went to free space
   std::uint64_t gets = 0;
@@ -209,11 +222,26 @@ class Store {
   Store& operator=(const Store&) = delete;
 
   // Declares a state, or finds the one of that name; kInvalid when that one is
-  // different. Definitions are for all versions and outlive a rollback.
+  // different, kNoSpace when there is no room left. Definitions outlive a
+  // rollback.
   Result<StateId> define(const StateSpec& spec);
   Result<StateId> find(const std::string& unit, const std::string& state) const;
-  std::vector<StateSpec> states() const;  // by StateId::index - 1
+  std::vector<StateSpec> states() const;  // in the order of their StateId
   bool has_content(StateId id) const;     // in the working version
+
+  // Takes the state's content out of the working version; the definition stays.
+  // Its space is free at once, or when the last version that has it goes. A put
+  // or get under way is waited for; a put that failed is forgotten.
+  Status discard(StateId id);
+  // The same, and the state is no longer defined: its name and room are free
+  // for others. See Note [States come and go].
+  Status remove(StateId id);
+
+  // Makes room for so much in all, never less than now, as create() would; on
+  // failure (kNoSpace, with what each path needs and has) nothing has changed.
+  // After a power loss the store has the old room or the new. Puts and gets may
+  // be under way.
+  Status reserve(std::uint64_t state_bytes, std::size_t num_states);
 
   // The size must be the state's. A failed put poisons its state in the working
   // version: get() and commit() give the cause until rollback() or load().

@@ -82,7 +82,7 @@ Status StoreImpl::begin_step_ordered() {
 
 Status StoreImpl::commit_ordered(std::uint64_t step) {
   ZINF_TRY(settle());
-  ZINF_TRY(shared_->volumes->check_files());
+  ZINF_TRY(shared_->volumes->check_files(superblock_.capacity));
   ZINF_ASSIGN(Version version, write_table(step));
   std::vector<Version> next;
   {
@@ -129,6 +129,7 @@ TableRecord StoreImpl::record_of(const Table& table) const {
   TableRecord record;
   for (std::size_t i = 0; i < table.size(); ++i) {
     const Entry& entry = table[i];
+    if (!entry.defined) continue;
     StateRecord state{.spec = states_[i].spec,
                       .present = entry.present,
                       .summed = entry.sums != nullptr,
@@ -157,7 +158,9 @@ Result<Version> StoreImpl::write_table(std::uint64_t step) {
   {
     MutexLock lock(mutex_);
     auto table = std::make_shared<Table>(working_);
-    for (const Entry& entry : *table) {
+    for (std::size_t i = 0; i < table->size(); ++i) {
+      Entry& entry = (*table)[i];
+      entry.defined = states_[i].defined;
       version.info.num_states += entry.present ? 1 : 0;
       version.info.bytes += entry.bytes;
     }
@@ -211,19 +214,24 @@ Status StoreImpl::persist(std::vector<Version> next, Sync what) {
   ZINF_TRY(shared_->volumes->write_blob(pieces, blob));
   ZINF_TRY(sync(what));
 
-  Superblock superblock{.uuid = superblock_.uuid,
-                        .sequence = ++sequence_,
-                        .next_version = next_version_,
-                        .catalog = {pieces, blob.size(), checksum(blob)}};
-  Status status = write_superblock(superblock);
-  if (!status.ok()) {
-    limbo_.push_back({std::move(next), std::move(place)});
-    return withdraw(status);
-  }
-  superblock_ = superblock;
-  slot_ = 1 - slot_;
+  Superblock superblock = superblock_;
+  superblock.catalog = {pieces, blob.size(), checksum(blob)};
+  ZINF_TRY(publish(std::move(superblock), {next, place}));
   catalog_ = std::move(place);
   adopt(std::move(next));
+  return {};
+}
+
+Status StoreImpl::publish(Superblock next, Attempt attempt) {
+  next.sequence = ++sequence_;
+  next.next_version = next_version_;
+  Status status = write_superblock(next);
+  if (!status.ok()) {
+    limbo_.push_back(std::move(attempt));
+    return withdraw(status);
+  }
+  superblock_ = std::move(next);
+  slot_ = 1 - slot_;
   limbo_.clear();
   return {};
 }
@@ -249,6 +257,39 @@ void StoreImpl::adopt(std::vector<Version> next) {
   std::vector<Version> old;
   MutexLock lock(mutex_);
   old = std::exchange(versions_, std::move(next));
+  free_indexes();
+}
+
+// The files have and keep the new sizes before a superblock says so: see Note
+// [Order of writes].
+Status StoreImpl::reserve(std::uint64_t state_bytes, std::uint64_t num_states) {
+  MutexLock order(order_);
+  ZINF_TRY(writable());
+  Superblock superblock = superblock_;
+  Capacity& capacity = superblock.capacity;
+  if (state_bytes <= capacity.state_bytes &&
+      num_states <= capacity.num_states) {
+    return {};
+  }
+  ZINF_ASSIGN(capacity,
+              shared_->volumes->grown(capacity, state_bytes, num_states));
+  Attempt attempt{.versions = {}, .catalog = catalog_};
+  {
+    MutexLock lock(mutex_);
+    attempt.versions = versions_;
+  }
+  Status status = shared_->volumes->extend(capacity);
+  if (status.ok()) status = sync(Sync::kEverything);
+  if (status.ok()) status = publish(superblock, std::move(attempt));
+  if (!status.ok()) {
+    // Unless a superblock that may count needs them, the old sizes do.
+    if (limbo_.empty()) shared_->volumes->cut(superblock_.capacity);
+    return status.in("making room for more states");
+  }
+  shared_->allocator->grow(capacity);
+  MutexLock lock(mutex_);
+  capacity_ = capacity;
+  return {};
 }
 
 Status StoreImpl::keep(const std::string& name) {

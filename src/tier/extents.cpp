@@ -10,9 +10,18 @@
 
 namespace zinf::tier {
 
-FreeList::FreeList(std::uint64_t begin, std::uint64_t end)
-    : begin_(begin), end_(std::max(begin, end)) {
-  if (end_ > begin_) insert(begin_, end_ - begin_);
+void FreeList::add(std::uint64_t begin, std::uint64_t end) {
+  if (begin >= end) return;
+  all_.emplace(begin, end - begin);
+  bytes_ += end - begin;
+  give(begin, end - begin);
+}
+
+bool FreeList::contains(std::uint64_t offset) const {
+  auto range = all_.upper_bound(offset);
+  if (range == all_.begin()) return false;
+  --range;
+  return offset - range->first < range->second;
 }
 
 void FreeList::insert(std::uint64_t offset, std::uint64_t bytes) {
@@ -80,12 +89,29 @@ void FreeList::give(std::uint64_t offset, std::uint64_t bytes) {
   insert(offset, bytes);
 }
 
-Allocator::Allocator(const Geometry& geometry, std::uint64_t metadata_bytes)
-    : block_bytes_(geometry.block_bytes),
-      metadata_(kDataBegin, kDataBegin + metadata_bytes) {
-  for (std::size_t i = 0; i < geometry.volume_bytes.size(); ++i) {
-    std::uint64_t begin = kDataBegin + (i == 0 ? metadata_bytes : 0);
-    volumes_.push_back({FreeList(begin, geometry.volume_bytes[i])});
+Allocator::Allocator(std::uint64_t block_bytes, const Capacity& capacity)
+    : block_bytes_(block_bytes) {
+  {
+    MutexLock lock(mutex_);
+    volumes_.resize(capacity.volume_bytes.size());
+  }
+  grow(capacity);
+}
+
+void Allocator::grow(const Capacity& capacity) {
+  MutexLock lock(mutex_);
+  std::uint64_t begin = volumes_[0].end;
+  for (const Piece& region : capacity.metadata) {
+    if (region.offset < begin) continue;  // known
+    volumes_[0].data.add(begin, region.offset);
+    metadata_.add(region.offset, region.end());
+    begin = region.end();
+  }
+  volumes_[0].end = begin;
+  for (std::size_t i = 0; i < volumes_.size(); ++i) {
+    Volume& volume = volumes_[i];
+    volume.data.add(volume.end, capacity.volume_bytes[i]);
+    volume.end = std::max(volume.end, capacity.volume_bytes[i]);
   }
 }
 

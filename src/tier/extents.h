@@ -15,14 +15,18 @@
 
 namespace zinf::tier {
 
-// The free ranges of one region. One thread.
+// The free ranges of some room. One thread.
 //
 // Best fit: the smallest range that holds all of a request; when none does, the
 // largest ones one after the other. So a request succeeds whenever its bytes
 // are free, in as few pieces as there can be.
 class FreeList {
  public:
-  FreeList(std::uint64_t begin, std::uint64_t end);
+  FreeList() = default;
+  FreeList(std::uint64_t begin, std::uint64_t end) { add(begin, end); }
+
+  // Makes [begin, end) part of it, free. It must not be already.
+  void add(std::uint64_t begin, std::uint64_t end);
 
   // Pieces of exactly `bytes`, a multiple of kUnit and at most free_bytes().
   std::vector<std::pair<std::uint64_t, std::uint64_t>> take(
@@ -31,11 +35,9 @@ class FreeList {
   bool take_at(std::uint64_t offset, std::uint64_t bytes);
   void give(std::uint64_t offset, std::uint64_t bytes);
 
-  bool contains(std::uint64_t offset) const {
-    return offset >= begin_ && offset < end_;
-  }
+  bool contains(std::uint64_t offset) const;
   std::uint64_t free_bytes() const { return free_bytes_; }
-  std::uint64_t bytes() const { return end_ - begin_; }
+  std::uint64_t bytes() const { return bytes_; }
   std::size_t num_ranges() const { return by_offset_.size(); }
 
  private:
@@ -43,8 +45,8 @@ class FreeList {
   void insert(std::uint64_t offset, std::uint64_t bytes);
   void erase(Ranges::iterator range);
 
-  const std::uint64_t begin_;
-  const std::uint64_t end_;
+  Ranges all_;  // what add() was called with
+  std::uint64_t bytes_ = 0;
   std::uint64_t free_bytes_ = 0;
   Ranges by_offset_;
   std::set<std::pair<std::uint64_t, std::uint64_t>> by_size_;
@@ -53,9 +55,12 @@ class FreeList {
 // All volumes. Thread-safe.
 class Allocator {
  public:
-  // Volume 0 has `metadata_bytes` of its own at kDataBegin for tables and
-  // catalogs, so that data cannot crowd them out.
-  Allocator(const Geometry& geometry, std::uint64_t metadata_bytes);
+  // The capacity's metadata regions are for tables and catalogs alone, so that
+  // data cannot crowd them out.
+  Allocator(std::uint64_t block_bytes, const Capacity& capacity);
+
+  // Adds what `capacity` has beyond the present one.
+  void grow(const Capacity& capacity);
 
   // Shares of the traffic; any positive unit.
   void set_weights(std::span<const double> weights);
@@ -63,19 +68,20 @@ class Allocator {
   // Pieces for `bytes` of a state, in the order of its bytes; the block is the
   // unit that is dealt out to the volumes. kNoSpace when less is free.
   Result<std::vector<Piece>> take(std::uint64_t bytes);
-  // For a table or catalog: in volume 0, from its own region first.
+  // For a table or catalog: in volume 0, from its own regions first.
   Result<std::vector<Piece>> take_metadata(std::uint64_t bytes);
   // What was found on the disk; kCorrupt when it overlaps what is taken.
   Status take_at(const std::vector<Piece>& pieces);
   void give(const std::vector<Piece>& pieces);
 
-  std::uint64_t capacity_bytes() const;  // without the metadata's region
+  std::uint64_t capacity_bytes() const;  // without the metadata's regions
   std::uint64_t free_bytes() const;
   std::size_t num_free_extents() const;
 
  private:
   struct Volume {
     FreeList data;
+    std::uint64_t end = kDataBegin;
     double weight = 1;
     double credit = 0;  // bytes that it should have got and did not
   };

@@ -24,6 +24,10 @@ constexpr Magic kTableMagic = {'Z', 'I', 'N', 'F', 'T', 'A', 'B', '\n'};
 
 constexpr std::size_t kSealAt = kUnit - 8;
 constexpr std::size_t kPieceBytes = 16;
+constexpr std::size_t kSuperblockBytes = 88;  // without its lists
+static_assert(kSuperblockBytes + kMaxVolumes * 8 +
+                  (kMaxRegions + kMaxCatalogPieces) * kPieceBytes <=
+              kSealAt);
 // The least that an entry takes, to judge counts before allocating.
 constexpr std::size_t kLeastVersion = 68;
 constexpr std::size_t kLeastState = 32;
@@ -174,6 +178,14 @@ Status check_piece(const Piece& piece, const Geometry& geometry) {
       number(piece.bytes), number(piece.offset), piece.volume, number(size)));
 }
 
+Piece read_piece(Reader& reader) {
+  Piece piece;
+  piece.volume = reader.u32();
+  piece.bytes = std::uint64_t{reader.u32()} * kUnit;
+  piece.offset = reader.u64();
+  return piece;
+}
+
 // `count` pieces that hold exactly align_up(bytes).
 Result<std::vector<Piece>> parse_pieces(Reader& reader, std::uint64_t count,
                                         std::uint64_t bytes,
@@ -182,9 +194,7 @@ Result<std::vector<Piece>> parse_pieces(Reader& reader, std::uint64_t count,
   std::vector<Piece> pieces(static_cast<std::size_t>(count));
   std::uint64_t total = 0;  // cannot wrap: each piece lies in a volume
   for (Piece& piece : pieces) {
-    piece.volume = reader.u32();
-    piece.bytes = std::uint64_t{reader.u32()} * kUnit;
-    piece.offset = reader.u64();
+    piece = read_piece(reader);
     ZINF_TRY(check_piece(piece, geometry));
     total += piece.bytes;
     if (total - piece.bytes > total) return corrupt("pieces beyond 64 bits");
@@ -207,6 +217,38 @@ Result<BlobRef> parse_blob_ref(Reader& reader, const Geometry& geometry) {
     if (piece.volume != 0) return corrupt("metadata outside volume 0");
   }
   return blob;
+}
+
+Result<Capacity> parse_capacity(Reader& reader, const VolumeHeader& header) {
+  Capacity capacity;
+  capacity.state_bytes = reader.u64();
+  capacity.num_states = reader.u64();
+  auto num_volumes = reader.u32();
+  if (num_volumes != header.count) {
+    return corrupt(strf("the superblock knows %u volumes of %u", num_volumes,
+                        header.count));
+  }
+  capacity.volume_bytes.resize(num_volumes);
+  for (std::uint64_t& bytes : capacity.volume_bytes) {
+    bytes = reader.u64();
+    bool good = bytes >= kDataBegin && bytes <= std::uint64_t{INT64_MAX} &&
+                is_aligned(bytes, std::uint64_t{kUnit});
+    if (!good) return corrupt(strf("a volume of %llu bytes", number(bytes)));
+  }
+  auto num_regions = reader.u32();
+  if (num_regions > kMaxRegions) return corrupt("too many metadata regions");
+  Geometry geometry{header.uuid, header.block_bytes, capacity.volume_bytes};
+  std::uint64_t end = kDataBegin;
+  for (std::uint32_t i = 0; i < num_regions; ++i) {
+    Piece region = read_piece(reader);
+    ZINF_TRY(check_piece(region, geometry));
+    if (region.volume != 0 || region.offset < end) {
+      return corrupt("a metadata region out of order");
+    }
+    end = region.end();
+    capacity.metadata.push_back(region);
+  }
+  return capacity;
 }
 
 Status check_overlap(std::vector<Piece> pieces) {
@@ -306,11 +348,7 @@ void encode(const VolumeHeader& header, Page& page) {
   writer.put(header.uuid);
   writer.put(header.count);
   writer.put(header.kept);
-  writer.put(header.volume_bytes);
   writer.put(header.block_bytes);
-  writer.put(header.metadata_bytes);
-  writer.put(header.state_bytes);
-  writer.put(header.num_states);
   writer.put(header.extra_bytes);
   writer.put(header.copies);
   writer.fill(page);
@@ -323,6 +361,12 @@ void encode(const Superblock& superblock, Page& page) {
   writer.put(superblock.uuid);
   writer.put(superblock.sequence);
   writer.put(superblock.next_version);
+  const Capacity& capacity = superblock.capacity;
+  writer.put(capacity.state_bytes);
+  writer.put(capacity.num_states);
+  writer.put(static_cast<std::uint32_t>(capacity.volume_bytes.size()));
+  for (std::uint64_t bytes : capacity.volume_bytes) writer.put(bytes);
+  writer.put(capacity.metadata);
   writer.put(superblock.catalog.bytes);
   writer.put(superblock.catalog.checksum);
   writer.put(superblock.catalog.pieces);
@@ -388,31 +432,20 @@ Result<VolumeHeader> parse_volume_header(std::span<const std::byte> page) {
   header.uuid = reader.uuid();
   header.count = reader.u32();
   header.kept = reader.u32();
-  header.volume_bytes = reader.u64();
   header.block_bytes = reader.u64();
-  header.metadata_bytes = reader.u64();
-  header.state_bytes = reader.u64();
-  header.num_states = reader.u64();
   header.extra_bytes = reader.u64();
   header.copies = reader.u32();
-  constexpr std::uint64_t kAlign = kUnit;
   bool good = header.count > 0 && header.count <= kMaxVolumes &&
-              header.index < header.count &&
-              header.volume_bytes <= std::uint64_t{INT64_MAX} &&
-              header.volume_bytes >= kDataBegin &&
-              is_aligned(header.volume_bytes, kAlign) &&
-              header.block_bytes >= kUnit && header.block_bytes <= kGiB &&
-              is_aligned(header.block_bytes, kAlign) &&
-              is_aligned(header.metadata_bytes, kAlign) &&
-              (header.index != 0 ||
-               header.metadata_bytes <= header.volume_bytes - kDataBegin) &&
+              header.index < header.count && header.block_bytes >= kUnit &&
+              header.block_bytes <= kGiB &&
+              is_aligned(header.block_bytes, std::uint64_t{kUnit}) &&
               header.copies >= 1 && header.copies <= 2;
   if (!good) return corrupt("the volume header makes no sense");
   return header;
 }
 
 Result<Superblock> parse_superblock(std::span<const std::byte> page,
-                                    const Geometry& geometry) {
+                                    const VolumeHeader& header) {
   constexpr const char* kWhat = "superblock";
   Reader reader(page);
   ZINF_TRY(check_start(reader, kSuperMagic, kWhat));
@@ -421,10 +454,13 @@ Result<Superblock> parse_superblock(std::span<const std::byte> page,
   superblock.uuid = reader.uuid();
   superblock.sequence = reader.u64();
   superblock.next_version = reader.u64();
-  if (superblock.uuid != geometry.uuid) {
+  if (superblock.uuid != header.uuid) {
     return corrupt("the superblock belongs to store " +
                    uuid_text(superblock.uuid));
   }
+  ZINF_ASSIGN(superblock.capacity, parse_capacity(reader, header));
+  Geometry geometry{header.uuid, header.block_bytes,
+                    superblock.capacity.volume_bytes};
   ZINF_ASSIGN(superblock.catalog, parse_blob_ref(reader, geometry));
   if (superblock.catalog.pieces.size() > kMaxCatalogPieces) {
     return corrupt("a catalog in too many pieces");

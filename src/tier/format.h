@@ -22,7 +22,9 @@ inline constexpr std::uint32_t kFormatVersion = 1;
 inline constexpr std::size_t kUnit = 4096;  // everything is a multiple of it
 inline constexpr std::uint64_t kSuperblocks = kUnit;  // two, of volume 0
 inline constexpr std::uint64_t kDataBegin = 3 * kUnit;
-inline constexpr std::size_t kMaxCatalogPieces = 128;
+// A superblock with the most of all of these still fits its page.
+inline constexpr std::size_t kMaxCatalogPieces = 96;
+inline constexpr std::size_t kMaxRegions = 24;
 inline constexpr std::size_t kMaxName = 4096;
 inline constexpr std::uint32_t kMaxVolumes = 256;
 
@@ -44,14 +46,18 @@ struct VolumeHeader {
   Uuid uuid{};
   std::uint32_t index = 0;
   std::uint32_t count = 0;
-  std::uint64_t volume_bytes = 0;
   std::uint64_t block_bytes = 0;
-  std::uint64_t metadata_bytes = 0;  // set aside at kDataBegin of volume 0
-  std::uint64_t state_bytes = 0;     // what the store was made for
-  std::uint64_t num_states = 0;
-  std::uint64_t extra_bytes = 0;
+  std::uint64_t extra_bytes = 0;  // what the store was made for
   std::uint32_t kept = 0;
   std::uint32_t copies = 0;  // 1 on_save, 2 else
+};
+
+// What the store has room for. Grows, as atomically as a commit.
+struct Capacity {
+  std::vector<std::uint64_t> volume_bytes;
+  std::vector<Piece> metadata;  // regions set aside in volume 0, ascending
+  std::uint64_t state_bytes = 0;
+  std::uint64_t num_states = 0;
 };
 
 // What a piece can be checked against.
@@ -72,6 +78,7 @@ struct Superblock {
   Uuid uuid{};
   std::uint64_t sequence = 0;
   std::uint64_t next_version = 1;
+  Capacity capacity;
   BlobRef catalog;  // without bytes in a store that has no version
 };
 
@@ -105,8 +112,9 @@ std::vector<std::byte> encode(const TableRecord& table);
 void seal(Page& page);
 
 Result<VolumeHeader> parse_volume_header(std::span<const std::byte> page);
+// The header says which store it must be of, and how many volumes that has.
 Result<Superblock> parse_superblock(std::span<const std::byte> page,
-                                    const Geometry& geometry);
+                                    const VolumeHeader& header);
 // The blob's own checksum has been compared by whoever read it.
 Result<std::vector<CatalogEntry>> parse_catalog(std::span<const std::byte> blob,
                                                 const Geometry& geometry);

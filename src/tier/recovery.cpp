@@ -9,9 +9,22 @@
 
 namespace zinf::tier {
 
+namespace {
+
+// Index 0: the opaque piece of every version. Its size is free.
+StateSpec extra_spec() {
+  return {.unit = "", .state = "extra", .dtype = "bytes", .shape = {}};
+}
+
+}  // namespace
+
+Geometry StoreImpl::geometry() const {
+  return {superblock_.uuid, shared_->block_bytes(),
+          superblock_.capacity.volume_bytes};
+}
+
 Status StoreImpl::recover() {
   MutexLock order(order_);
-  const Geometry& geometry = shared_->volumes->geometry();
   struct Found {
     std::size_t slot;
     Superblock superblock;
@@ -26,7 +39,8 @@ Status StoreImpl::recover() {
     // newest, and the older would silently lose a version.
     if (!read.ok() && !options_.fall_back) return read.in("superblock");
     Result<Superblock> parsed =
-        read.ok() ? parse_superblock(page, geometry) : Result<Superblock>(read);
+        read.ok() ? parse_superblock(page, shared_->volumes->header())
+                  : Result<Superblock>(read);
     if (parsed.ok()) {
       found.push_back({slot, std::move(parsed).value()});
     } else {
@@ -52,7 +66,6 @@ Status StoreImpl::recover() {
     status = recover_from(found[1].superblock);
   }
   ZINF_TRY(status.in(file));
-  superblock_ = found[used].superblock;
   sequence_ = found[0].superblock.sequence;
   slot_ = 1 - found[used].slot;
   found_.clear();
@@ -71,16 +84,40 @@ Status StoreImpl::recover() {
         newest != nullptr ? newest->info.label().c_str() : "none");
   }
   load_table(newest);
+  free_indexes();
   return {};
 }
 
+// From nothing: another superblock may have been tried before.
+void StoreImpl::reset(const Superblock& superblock) {
+  superblock_ = superblock;
+  catalog_.reset();
+  found_.clear();
+  shared_->allocator =
+      std::make_shared<Allocator>(shared_->block_bytes(), superblock.capacity);
+  shared_->allocator->set_weights(shared_->volumes->weights());
+  MutexLock lock(mutex_);
+  capacity_ = superblock.capacity;
+  versions_.clear();
+  working_.clear();
+  states_.clear();
+  index_.clear();
+  removed_.clear();
+  free_.clear();
+  defined_bytes_ = 0;
+  set_defined(new_index(extra_spec()));
+}
+
 Status StoreImpl::recover_from(const Superblock& superblock) {
+  reset(superblock);
+  Status sizes = shared_->volumes->check_sizes(superblock.capacity);
+  if (options_.access == Access::kWrite) ZINF_TRY(sizes);
+  if (!sizes.ok()) log(LogLevel::kWarning, "store: %s", sizes.text().c_str());
   next_version_ = std::max(next_version_, superblock.next_version);
   if (superblock.catalog.bytes == 0) return {};
-  const Geometry& geometry = shared_->volumes->geometry();
   ZINF_ASSIGN(auto blob,
               shared_->volumes->read_blob(superblock.catalog, "the catalog"));
-  Result<std::vector<CatalogEntry>> catalog = parse_catalog(blob, geometry);
+  Result<std::vector<CatalogEntry>> catalog = parse_catalog(blob, geometry());
   if (!catalog.ok()) return catalog.status().in("the catalog");
   ZINF_TRY(shared_->allocator->take_at(superblock.catalog.pieces));
   catalog_ = std::make_shared<Placement>(shared_->allocator,
@@ -96,8 +133,7 @@ Result<std::shared_ptr<const Table>> StoreImpl::read_table(
     const CatalogEntry& entry) {
   std::string what = "the table of version " + entry.info.label();
   ZINF_ASSIGN(auto blob, shared_->volumes->read_blob(entry.table, what));
-  ZINF_ASSIGN(TableRecord record,
-              parse_table(blob, shared_->volumes->geometry()));
+  ZINF_ASSIGN(TableRecord record, parse_table(blob, geometry()));
   if (record.version != entry.info.id) {
     return Status::error(Code::kCorrupt, what + " belongs to another version");
   }
@@ -133,24 +169,25 @@ Status StoreImpl::recover_version(const CatalogEntry& entry) {
   return {};
 }
 
+// The index of a state that some version has; load_table() defines it.
+std::uint32_t StoreImpl::index_of(const StateSpec& spec) {
+  if (spec.unit.empty() && spec.state == extra_spec().state) return 0;
+  if (auto index = removed_index(spec)) return *index;
+  std::uint32_t index = new_index(spec);
+  removed_.emplace(Key{spec.unit, spec.state}, index);
+  return index;
+}
+
 // Equal pieces in several tables are one placement.
 Result<std::shared_ptr<const Table>> StoreImpl::rebuild(
     const TableRecord& record) {
   auto table = std::make_shared<Table>(states_.size());
   for (const StateRecord& state : record.states) {
-    auto known = index_.find({state.spec.unit, state.spec.state});
-    std::uint32_t index =
-        known != index_.end() ? known->second : add_state(state.spec);
-    StateSpec spec = state.spec;
-    if (index == 0) spec.bytes = states_[0].spec.bytes;  // its size is free
-    if (states_[index].spec != spec) {
-      return Status::error(
-          Code::kCorrupt,
-          "state " + spec.name() + " is not the same in all versions");
-    }
+    std::uint32_t index = index_of(state.spec);
     if (table->size() < states_.size()) table->resize(states_.size());
+    (*table)[index].defined = true;
     if (!state.present) continue;
-    Entry entry{{}, nullptr, state.spec.bytes, true};
+    Entry entry{.bytes = state.spec.bytes, .present = true, .defined = true};
     if (state.summed) {
       entry.sums = std::make_shared<Checksums>(state.checksums);
     }
@@ -189,6 +226,9 @@ Result<const Version*> StoreImpl::version_of(std::uint64_t id) const {
 void StoreImpl::load_table(const Version* version) {
   working_ = version != nullptr ? *version->table : Table();
   working_.resize(states_.size());
+  for (std::uint32_t i = 0; i < working_.size(); ++i) {
+    if (working_[i].defined && !states_[i].defined) set_defined(i);
+  }
   base_ = version != nullptr ? version->info.id : 0;
   base_label_ = version != nullptr ? version->info.label() : "none";
   working_error_ = {};
@@ -200,7 +240,9 @@ Status StoreImpl::rollback() {
   (void)settle();
   {
     MutexLock lock(mutex_);
-    load_table(newest_intact());
+    const Version* version = newest_intact();
+    if (version != nullptr) ZINF_TRY(check_definitions(*version));
+    load_table(version);
   }
   in_step_ = false;
   unsynced_ = false;
@@ -216,6 +258,7 @@ Status StoreImpl::load(std::uint64_t id) {
     if (version->table == nullptr) {
       return version->info.damage.in("version " + version->info.label());
     }
+    ZINF_TRY(check_definitions(*version));
     load_table(version);
   }
   in_step_ = false;

@@ -126,6 +126,11 @@ Result<StateId> Store::find(const std::string& unit,
 }
 std::vector<StateSpec> Store::states() const { return impl_->states(); }
 bool Store::has_content(StateId id) const { return impl_->has_content(id); }
+Status Store::discard(StateId id) { return impl_->discard(id); }
+Status Store::remove(StateId id) { return impl_->remove(id); }
+Status Store::reserve(std::uint64_t state_bytes, std::size_t num_states) {
+  return impl_->reserve(state_bytes, num_states);
+}
 Store::Write Store::put(StateId id, std::span<const std::byte> from) {
   return impl_->put(id, from);
 }
@@ -184,7 +189,7 @@ std::vector<double> Store::weights() const {
   return impl_->volumes().weights();
 }
 std::size_t Store::block_bytes() const {
-  return impl_->volumes().geometry().block_bytes;
+  return impl_->volumes().header().block_bytes;
 }
 
 }  // namespace zinf

@@ -8,45 +8,12 @@
 #include "zinf/bytes.h"
 
 namespace zinf::tier {
-namespace {
-
-// Index 0: the opaque piece of every version. Its size is free.
-StateSpec extra_spec() {
-  return {.unit = "", .state = "extra", .dtype = "bytes", .shape = {}};
-}
-
-std::uint64_t padded(std::uint64_t bytes) {
-  return align_up(bytes, std::uint64_t{kUnit});
-}
-
-Status check_spec(const StateSpec& spec) {
-  std::string problem;
-  if (spec.unit.empty() || spec.state.empty()) problem = "has no name";
-  for (const std::string* text : {&spec.unit, &spec.state, &spec.dtype}) {
-    if (text->size() > kMaxName) problem = "has a name of over 4096 bytes";
-  }
-  if (spec.shape.size() > 255) problem = "has over 255 dimensions";
-  if (spec.shard_index >= spec.shard_count) {
-    problem = strf("is shard %u of %u", spec.shard_index, spec.shard_count);
-  }
-  if (spec.bytes > std::uint64_t{INT64_MAX}) problem = "is too large";
-  if (problem.empty()) return {};
-  return Status::error(Code::kInvalid, "state " + spec.name() + " " + problem);
-}
-
-}  // namespace
-
 StoreImpl::StoreImpl(const StoreOptions& options,
                      std::shared_ptr<Volumes> volumes)
     : options_(options), shared_(std::make_shared<Shared>()) {
-  shared_->allocator = std::make_shared<Allocator>(
-      volumes->geometry(), volumes->header().metadata_bytes);
-  shared_->allocator->set_weights(volumes->weights());
   shared_->counters.volume_bytes_put =
       std::vector<std::atomic<std::uint64_t>>(volumes->count());
   shared_->volumes = std::move(volumes);
-  MutexLock lock(mutex_);
-  add_state(extra_spec());
 }
 
 StoreImpl::~StoreImpl() {
@@ -81,21 +48,25 @@ Result<std::unique_ptr<StoreImpl>> StoreImpl::open(
     const StoreOptions& options) {
   ZINF_TRY(options.validate());
   ZINF_ASSIGN(auto volumes, Volumes::open(options));
-  const VolumeHeader& header = volumes->header();
-  if (options.access == Access::kWrite && options.durability.every != 0 &&
-      header.copies < 2) {
-    std::uint64_t needed = (2 + header.kept) * header.state_bytes;
-    std::uint64_t found = (1 + header.kept) * header.state_bytes;
-    return Status::error(
-        Code::kNoSpace,
-        strf("%s was made for commits at saves: every step needs %s for "
-             "states, it has %s",
-             options.paths[0].path.c_str(), format_bytes(needed).c_str(),
-             format_bytes(found).c_str()));
-  }
   std::unique_ptr<StoreImpl> store(new StoreImpl(options, std::move(volumes)));
   ZINF_TRY(store->recover());
+  ZINF_TRY(store->check_durability());
   return store;
+}
+
+Status StoreImpl::check_durability() const {
+  const VolumeHeader& header = shared_->volumes->header();
+  bool room = options_.durability.every == 0 || header.copies > 1;
+  if (options_.access != Access::kWrite || room) return {};
+  MutexLock lock(mutex_);
+  std::uint64_t needed = (2 + header.kept) * capacity_.state_bytes;
+  std::uint64_t found = (1 + header.kept) * capacity_.state_bytes;
+  return Status::error(
+      Code::kNoSpace,
+      strf("%s was made for commits at saves: every step needs %s for states, "
+           "it has %s",
+           options_.paths[0].path.c_str(), format_bytes(needed).c_str(),
+           format_bytes(found).c_str()));
 }
 
 Status StoreImpl::writable() const {
@@ -106,71 +77,6 @@ Status StoreImpl::writable() const {
 std::uint64_t StoreImpl::blocks_of(std::uint64_t bytes) const {
   std::uint64_t block = shared_->block_bytes();
   return bytes / block + (bytes % block != 0 ? 1 : 0);
-}
-
-std::uint32_t StoreImpl::add_state(const StateSpec& spec) {
-  auto index = static_cast<std::uint32_t>(states_.size());
-  index_[{spec.unit, spec.state}] = index;
-  defined_bytes_ += padded(spec.bytes);
-  states_.push_back({spec, {}, nullptr, {}});
-  working_.resize(states_.size());
-  return index;
-}
-
-Result<StateId> StoreImpl::define(const StateSpec& spec) {
-  ZINF_TRY(check_spec(spec));
-  MutexLock lock(mutex_);
-  auto found = index_.find({spec.unit, spec.state});
-  if (found != index_.end()) {
-    if (states_[found->second].spec == spec) return StateId{found->second};
-    return Status::error(
-        Code::kInvalid,
-        strf("state %s is defined already with another dtype, shape, shard or "
-             "size (%llu bytes there, %llu here)",
-             spec.name().c_str(),
-             static_cast<unsigned long long>(states_[found->second].spec.bytes),
-             static_cast<unsigned long long>(spec.bytes)));
-  }
-  ZINF_TRY(writable());
-  const VolumeHeader& header = shared_->volumes->header();
-  std::uint64_t room = padded(header.state_bytes) + header.num_states * kUnit;
-  if (states_.size() > header.num_states ||
-      defined_bytes_ + padded(spec.bytes) > room) {
-    return Status::error(
-        Code::kNoSpace,
-        strf("state %s of %s does not fit: the store was made for %llu states "
-             "of %s together and has %zu of %s",
-             spec.name().c_str(), format_bytes(spec.bytes).c_str(),
-             static_cast<unsigned long long>(header.num_states),
-             format_bytes(header.state_bytes).c_str(), states_.size() - 1,
-             format_bytes(defined_bytes_).c_str()));
-  }
-  return StateId{add_state(spec)};
-}
-
-Result<StateId> StoreImpl::find(const std::string& unit,
-                                const std::string& state) const {
-  MutexLock lock(mutex_);
-  auto found = index_.find({unit, state});
-  if (found != index_.end() && found->second != 0) {
-    return StateId{found->second};
-  }
-  return Status::error(Code::kNotFound,
-                       "the store has no state " + unit + "/" + state);
-}
-
-std::vector<StateSpec> StoreImpl::states() const {
-  MutexLock lock(mutex_);
-  std::vector<StateSpec> specs;
-  for (std::size_t i = 1; i < states_.size(); ++i) {
-    specs.push_back(states_[i].spec);
-  }
-  return specs;
-}
-
-bool StoreImpl::has_content(StateId id) const {
-  MutexLock lock(mutex_);
-  return id.index < working_.size() && working_[id.index].present;
 }
 
 Store::Write StoreImpl::put(StateId id, std::span<const std::byte> from) {
@@ -211,7 +117,7 @@ std::shared_ptr<WriteOp> StoreImpl::start_put(
   std::shared_ptr<WriteOp> before;
   {
     MutexLock lock(mutex_);
-    if (id.index >= states_.size()) {
+    if (!knows(id)) {
       return refuse(Status::error(Code::kInvalid, "put: no such state"));
     }
     const State& state = states_[id.index];
@@ -267,7 +173,10 @@ std::shared_ptr<WriteOp> StoreImpl::start_put(
   if (in_place) ++shared_->counters.puts_in_place;
   unsynced_ = true;
   MutexLock lock(mutex_);
-  working_[id.index] = {PlacementRef(place), sums, from.size(), true};
+  working_[id.index] = {.place = PlacementRef(place),
+                        .sums = sums,
+                        .bytes = from.size(),
+                        .present = true};
   states_[id.index].writing = op;
   return op;
 }
@@ -282,7 +191,7 @@ Store::Read StoreImpl::get(StateId id, std::span<std::byte> into) {
     std::shared_ptr<WriteOp> writing;
     {
       MutexLock lock(mutex_);
-      if (id.index >= states_.size()) {
+      if (!knows(id)) {
         return refuse(Status::error(Code::kInvalid, "get: no such state"));
       }
       State& state = states_[id.index];
@@ -393,10 +302,17 @@ std::vector<VersionInfo> StoreImpl::versions() const {
 StoreStats StoreImpl::stats() const {
   const Counters& counters = shared_->counters;
   const Allocator& allocator = *shared_->allocator;
+  Capacity capacity;
+  {
+    MutexLock lock(mutex_);
+    capacity = capacity_;
+  }
   StoreStats stats{
       .capacity_bytes = allocator.capacity_bytes(),
       .free_bytes = allocator.free_bytes(),
       .free_extents = allocator.num_free_extents(),
+      .state_bytes = capacity.state_bytes,
+      .num_states = capacity.num_states,
       .puts = counters.puts,
       .puts_in_place = counters.puts_in_place,
       .gets = counters.gets,

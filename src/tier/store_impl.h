@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -21,10 +23,11 @@ namespace zinf::tier {
 
 // Where a state's content is, in one table.
 struct Entry {
-  PlacementRef place;
-  std::shared_ptr<const Checksums> sums;  // null: has none
+  PlacementRef place = {};
+  std::shared_ptr<const Checksums> sums = {};  // null: has none
   std::uint64_t bytes = 0;
   bool present = false;
+  bool defined = false;  // in a committed table: the state was defined then
 };
 
 // By StateId::index. A committed one never changes; it may be shorter than the
@@ -50,6 +53,9 @@ class StoreImpl {
   Result<StateId> find(const std::string& unit, const std::string& state) const;
   std::vector<StateSpec> states() const;
   bool has_content(StateId id) const;
+  Status discard(StateId id);
+  Status remove(StateId id);
+  Status reserve(std::uint64_t state_bytes, std::uint64_t num_states);
   Store::Write put(StateId id, std::span<const std::byte> from);
   Store::Read get(StateId id, std::span<std::byte> into);
   Status set_extra(std::span<const std::byte> extra);
@@ -73,9 +79,10 @@ class StoreImpl {
  private:
   struct State {
     StateSpec spec;
-    Status error;  // of a failed put; healed by rollback() and load()
-    std::shared_ptr<WriteOp> writing;
-    std::vector<std::weak_ptr<ReadOp>> reading;
+    bool defined = false;
+    Status error = {};  // of a failed put; healed by rollback() and load()
+    std::shared_ptr<WriteOp> writing = nullptr;
+    std::vector<std::weak_ptr<ReadOp>> reading = {};
   };
   // An attempt whose superblock may or may not be on the disk: its space must
   // not be used until a later one is.
@@ -97,10 +104,26 @@ class StoreImpl {
       ZINF_EXCLUDES(mutex_);
   Status writable() const;
   std::uint64_t blocks_of(std::uint64_t bytes) const;
-  std::uint32_t add_state(const StateSpec& spec) ZINF_REQUIRES(mutex_);
   // Waits for puts in flight; failed ones poison their states. The first error
   // in the working version, or ok.
   Status settle() ZINF_REQUIRES(order_) ZINF_EXCLUDES(mutex_);
+
+  // states.cpp
+  bool knows(StateId id) const ZINF_REQUIRES(mutex_);
+  std::optional<std::uint32_t> removed_index(const StateSpec& spec) const
+      ZINF_REQUIRES(mutex_);
+  std::uint32_t new_index(const StateSpec& spec) ZINF_REQUIRES(mutex_);
+  void set_defined(std::uint32_t index) ZINF_REQUIRES(mutex_);
+  void set_removed(std::uint32_t index) ZINF_REQUIRES(mutex_);
+  bool in_a_version(std::uint32_t index) const ZINF_REQUIRES(mutex_);
+  // Frees the indexes of removed states that no version needs any more.
+  void free_indexes() ZINF_REQUIRES(mutex_);
+  Status check_room(const std::string& what, std::uint64_t num_states,
+                    std::uint64_t bytes) const ZINF_REQUIRES(mutex_);
+  // Whether the version's states can all be defined beside those that are.
+  Status check_definitions(const Version& version) const ZINF_REQUIRES(mutex_);
+  enum class Definition : std::uint8_t { kStays, kGoes };
+  Status take_content(StateId id, Definition definition);
 
   // commit.cpp
   Status begin_step_ordered() ZINF_REQUIRES(order_);
@@ -110,6 +133,8 @@ class StoreImpl {
   // Makes `next` the versions of the store, durably; on failure the present
   // ones stay.
   Status persist(std::vector<Version> next, Sync sync) ZINF_REQUIRES(order_);
+  // The same for a superblock. `attempt` is what it refers to.
+  Status publish(Superblock next, Attempt attempt) ZINF_REQUIRES(order_);
   Status sync(Sync what) ZINF_REQUIRES(order_);
   Status write_superblock(const Superblock& superblock) ZINF_REQUIRES(order_);
   Status withdraw(const Status& why) ZINF_REQUIRES(order_);
@@ -119,6 +144,10 @@ class StoreImpl {
   // recovery.cpp
   Status recover();
   Status recover_from(const Superblock& superblock) ZINF_REQUIRES(order_);
+  void reset(const Superblock& superblock) ZINF_REQUIRES(order_);
+  std::uint32_t index_of(const StateSpec& spec) ZINF_REQUIRES(mutex_);
+  Status check_durability() const;
+  Geometry geometry() const ZINF_REQUIRES(order_);
   Status recover_version(const CatalogEntry& entry) ZINF_REQUIRES(order_);
   Result<std::shared_ptr<const Table>> read_table(const CatalogEntry& entry)
       ZINF_REQUIRES(order_);
@@ -155,8 +184,13 @@ class StoreImpl {
       ZINF_GUARDED_BY(order_);
 
   mutable Mutex mutex_;  // after order_; never held over I/O
+  Capacity capacity_ ZINF_GUARDED_BY(mutex_);  // the durable superblock's
+  // A state is defined (in index_), or removed but known to some version, or
+  // its index is free.
   std::vector<State> states_ ZINF_GUARDED_BY(mutex_);
   std::map<Key, std::uint32_t> index_ ZINF_GUARDED_BY(mutex_);
+  std::multimap<Key, std::uint32_t> removed_ ZINF_GUARDED_BY(mutex_);
+  std::deque<std::uint32_t> free_ ZINF_GUARDED_BY(mutex_);  // oldest first
   std::uint64_t defined_bytes_ ZINF_GUARDED_BY(mutex_) = 0;
   Table working_ ZINF_GUARDED_BY(mutex_);
   std::uint64_t base_ ZINF_GUARDED_BY(mutex_) = 0;  // version it came from

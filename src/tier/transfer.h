@@ -37,7 +37,7 @@ struct Shared {
   std::shared_ptr<Allocator> allocator;
   Counters counters;
 
-  std::uint64_t block_bytes() const { return volumes->geometry().block_bytes; }
+  std::uint64_t block_bytes() const { return volumes->header().block_bytes; }
   // The checksum of one block, with its cost counted.
   std::uint64_t sum(std::span<const std::byte> block);
 };

@@ -144,6 +144,7 @@ Result<VersionInfo> StoreImpl::load_intact(std::uint64_t wanted) {
       if (version.info.id == candidate.info.id) version.info.damage = damage;
     }
     if (damage.ok()) {
+      ZINF_TRY(check_definitions(candidate));
       if (!first_error.ok()) {
         log(LogLevel::kWarning,
             "store: version %s is damaged (%s), falling back to version %s",

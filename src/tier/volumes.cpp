@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <random>
 
 #include "src/base/align.h"
@@ -33,34 +34,14 @@ Uuid make_uuid() {
   return uuid;
 }
 
-struct Room {
-  std::uint64_t bytes = 0;  // that this path may take
-  std::uint64_t device = 0;
-};
+std::uint64_t sum(const std::vector<std::uint64_t>& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
+}
 
-// What each path's disk has; paths on one disk share it evenly.
-Result<std::vector<std::uint64_t>> find_room(
-    const std::vector<StorePath>& paths) {
-  std::vector<Room> rooms;
-  std::map<std::uint64_t, std::uint64_t> sharers;
-  for (const StorePath& path : paths) {
-    struct statvfs disk{};
-    struct stat info{};
-    if (statvfs(path.path.c_str(), &disk) != 0 ||
-        stat(path.path.c_str(), &info) != 0) {
-      return Status::system("inspect", path.path, errno);
-    }
-    rooms.push_back(
-        {std::uint64_t{disk.f_bavail} * disk.f_frsize, info.st_dev});
-    ++sharers[info.st_dev];
-  }
-  std::vector<std::uint64_t> found;
-  for (std::size_t i = 0; i < rooms.size(); ++i) {
-    std::uint64_t room = rooms[i].bytes / sharers[rooms[i].device];
-    if (paths[i].limit_bytes != 0) room = std::min(room, paths[i].limit_bytes);
-    found.push_back(room);
-  }
-  return found;
+std::uint64_t sum(const std::vector<Piece>& pieces) {
+  std::uint64_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.bytes;
+  return bytes;
 }
 
 // Splits `bytes` by weight; what a path has no room for goes to the others.
@@ -128,6 +109,7 @@ Status Volumes::make_io(const StoreOptions& options, const StorePath& path,
   io.faults.insert(io.faults.end(), path.faults.begin(), path.faults.end());
   ZINF_ASSIGN(volume.io, io::Io::create(io));
   volume.directory = path.path;
+  volume.limit_bytes = path.limit_bytes;
   volume.weight = path.weight;
   return {};
 }
@@ -173,55 +155,148 @@ Status Volumes::make_files(const StoreOptions& options) {
   }
   ZINF_TRY(measure(options));
   std::uint64_t metadata = metadata_bytes_for(options);
-  std::uint64_t overhead = volumes_.size() * kDataBegin + metadata;
-  std::uint64_t needed = options.data_bytes() + overhead;
-  std::vector<std::uint64_t> room(volumes_.size(), std::uint64_t{INT64_MAX});
-  if (on_disk_) {
-    ZINF_ASSIGN(room, find_room(options.paths));
-  }
-  std::vector<std::uint64_t> sizes;
-  bool fits = split(needed, weights_, room, sizes);
-  // Volume 0 must hold the metadata and a little of everything else.
-  std::uint64_t least = kDataBegin + metadata + kUnit;
-  if (fits && sizes[0] < least) {
-    sizes[0] = least;
-    fits = room[0] >= least;
-  }
-  for (std::uint64_t& size : sizes) size = std::max(size, kDataBegin + kAlign);
-  if (!fits) {
-    std::string text = strf("the store needs %s", format_bytes(needed).c_str());
-    for (std::size_t i = 0; i < sizes.size(); ++i) {
-      text +=
-          strf("%s %s: %s needed, %s found", i == 0 ? ":" : ",",
-               volumes_[i].directory.c_str(), format_bytes(sizes[i]).c_str(),
-               format_bytes(room[i]).c_str());
-    }
-    return Status::error(
-        Code::kNoSpace,
-        text + "; free space, name more paths or keep fewer versions");
-  }
+  // Volume 0 must hold the metadata, each a little of everything else.
+  std::vector<std::uint64_t> least(volumes_.size(), kDataBegin + kUnit);
+  least[0] += metadata;
+  std::uint64_t needed =
+      options.data_bytes() + volumes_.size() * kDataBegin + metadata;
+  Capacity capacity{.volume_bytes = {},
+                    .metadata = {{0, kDataBegin, metadata}},
+                    .state_bytes = options.state_bytes,
+                    .num_states = options.num_states};
+  std::vector<std::uint64_t> none(volumes_.size(), 0);
+  ZINF_ASSIGN(capacity.volume_bytes, share_out(none, least, needed));
   for (std::size_t i = 0; i < volumes_.size(); ++i) {
     Volume& volume = volumes_[i];
-    ZINF_ASSIGN(volume.file, volume.io->open(volume_file(volume.directory),
-                                             {.mode = io::Open::kCreate,
-                                              .bytes = sizes[i]}));
+    ZINF_ASSIGN(volume.file,
+                volume.io->open(volume_file(volume.directory),
+                                {.mode = io::Open::kCreate,
+                                 .bytes = capacity.volume_bytes[i]}));
     volume.made_file = true;
   }
-  return write_headers(options, sizes);
+  return write_headers(options, capacity);
+}
+
+// How large each volume can be; paths on one disk share what it has evenly.
+Result<std::vector<std::uint64_t>> Volumes::find_room() const {
+  std::vector<std::uint64_t> room(volumes_.size(), std::uint64_t{INT64_MAX});
+  std::vector<std::uint64_t> devices(volumes_.size());
+  std::map<std::uint64_t, std::uint64_t> sharers;
+  for (std::size_t i = 0; on_disk_ && i < volumes_.size(); ++i) {
+    const std::string& path = volumes_[i].directory;
+    struct statvfs disk{};
+    struct stat info{};
+    if (statvfs(path.c_str(), &disk) != 0 || stat(path.c_str(), &info) != 0) {
+      return Status::system("inspect", path, errno);
+    }
+    room[i] = std::uint64_t{disk.f_bavail} * disk.f_frsize;
+    devices[i] = info.st_dev;
+    ++sharers[info.st_dev];
+  }
+  for (std::size_t i = 0; i < volumes_.size(); ++i) {
+    const Volume& volume = volumes_[i];
+    if (on_disk_) room[i] = room[i] / sharers[devices[i]] + volume.file.bytes();
+    if (volume.limit_bytes != 0)
+      room[i] = std::min(room[i], volume.limit_bytes);
+  }
+  return room;
+}
+
+// The volumes' sizes with `more` bytes split by weight on top of `now`, but
+// each at least its `least`.
+Result<std::vector<std::uint64_t>> Volumes::share_out(
+    const std::vector<std::uint64_t>& now,
+    const std::vector<std::uint64_t>& least, std::uint64_t more) const {
+  ZINF_ASSIGN(std::vector<std::uint64_t> room, find_room());
+  std::vector<std::uint64_t> spare(room.size());
+  for (std::size_t i = 0; i < room.size(); ++i) {
+    spare[i] = room[i] - std::min(room[i], now[i]);
+  }
+  std::vector<std::uint64_t> sizes;
+  bool fits = split(more, weights_, spare, sizes);
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    sizes[i] = std::max(sizes[i] + now[i], least[i]);
+    if (sizes[i] > now[i] && sizes[i] > room[i]) fits = false;
+  }
+  if (fits) return sizes;
+  std::string text =
+      strf("the store needs %s", format_bytes(sum(now) + more).c_str());
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    text += strf("%s %s: %s needed, %s found", i == 0 ? ":" : ",",
+                 volumes_[i].directory.c_str(), format_bytes(sizes[i]).c_str(),
+                 format_bytes(room[i]).c_str());
+  }
+  return Status::error(
+      Code::kNoSpace,
+      text + "; free space, name more paths or keep fewer versions");
+}
+
+Result<Capacity> Volumes::grown(const Capacity& now, std::uint64_t state_bytes,
+                                std::uint64_t num_states) const {
+  // What follows must not wrap.
+  std::uint64_t most = (std::uint64_t{1} << 60) / (header_.kept + 3);
+  if (state_bytes > most || num_states > most / kUnit) {
+    return Status::error(Code::kInvalid,
+                         "room for that much is beyond any disk");
+  }
+  Capacity next = now;
+  next.state_bytes = std::max(now.state_bytes, state_bytes);
+  next.num_states = std::max(now.num_states, num_states);
+  StoreOptions wanted{.durability = {header_.copies - 1},
+                      .state_bytes = next.state_bytes,
+                      .num_states = next.num_states,
+                      .kept = static_cast<int>(header_.kept),
+                      .extra_bytes = header_.extra_bytes,
+                      .block_bytes = header_.block_bytes};
+  std::uint64_t set_aside = sum(now.metadata);
+  std::uint64_t metadata = metadata_bytes_for(wanted);
+  // Twice as much at least, so that the superblock has room for the regions
+  // however often the store grows.
+  metadata =
+      metadata > set_aside ? std::max(metadata - set_aside, set_aside) : 0;
+  std::uint64_t taken = now.volume_bytes.size() * kDataBegin + set_aside;
+  std::uint64_t data = sum(now.volume_bytes) - taken;
+  std::uint64_t needed = wanted.data_bytes();
+  std::uint64_t more = metadata + (needed > data ? needed - data : 0);
+  std::vector<std::uint64_t> least = now.volume_bytes;
+  least[0] += metadata;
+  ZINF_ASSIGN(next.volume_bytes, share_out(now.volume_bytes, least, more));
+  if (metadata == 0) return next;
+  next.metadata.push_back({0, now.volume_bytes[0], metadata});
+  if (next.metadata.size() <= kMaxRegions) return next;
+  return Status::error(
+      Code::kNoSpace,
+      strf("the store cannot grow more often than %zu times", kMaxRegions));
+}
+
+Status Volumes::extend(const Capacity& to) {
+  for (std::size_t i = 0; i < volumes_.size(); ++i) {
+    Volume& volume = volumes_[i];
+    if (volume.file.bytes() >= to.volume_bytes[i]) continue;
+    ZINF_TRY(volume.io->resize(volume.file, to.volume_bytes[i]));
+  }
+  return {};
+}
+
+void Volumes::cut(const Capacity& to) {
+  for (std::size_t i = 0; i < volumes_.size(); ++i) {
+    Volume& volume = volumes_[i];
+    if (volume.file.bytes() <= to.volume_bytes[i]) continue;
+    Status status = volume.io->resize(volume.file, to.volume_bytes[i]);
+    if (status.ok()) continue;
+    log(LogLevel::kWarning, "store: %s stays larger than it need be: %s",
+        file(i).c_str(), status.text().c_str());
+  }
 }
 
 Status Volumes::write_headers(const StoreOptions& options,
-                              const std::vector<std::uint64_t>& sizes) {
-  geometry_ = {make_uuid(), options.block_bytes, sizes};
+                              const Capacity& capacity) {
+  Uuid uuid = make_uuid();
   for (std::size_t i = volumes_.size(); i-- > 0;) {
-    header_ = {.uuid = geometry_.uuid,
+    header_ = {.uuid = uuid,
                .index = static_cast<std::uint32_t>(i),
                .count = static_cast<std::uint32_t>(volumes_.size()),
-               .volume_bytes = sizes[i],
                .block_bytes = options.block_bytes,
-               .metadata_bytes = metadata_bytes_for(options),
-               .state_bytes = options.state_bytes,
-               .num_states = options.num_states,
                .extra_bytes = options.extra_bytes,
                .kept = static_cast<std::uint32_t>(options.kept),
                .copies = options.durability.every == 0 ? 1u : 2u};
@@ -233,8 +308,10 @@ Status Volumes::write_headers(const StoreOptions& options,
     ZINF_TRY(volume.io->write(volume.file, 0, page.span()).wait());
   }
   Page first;
-  encode(Superblock{.uuid = geometry_.uuid, .sequence = 1, .catalog = {}},
-         first);
+  encode(
+      Superblock{
+          .uuid = uuid, .sequence = 1, .capacity = capacity, .catalog = {}},
+      first);
   ZINF_TRY(write_page(kSuperblocks, first));
   ZINF_TRY(sync_all());
   if (!on_disk_) return {};
@@ -255,14 +332,21 @@ Result<std::shared_ptr<Volumes>> Volumes::open(const StoreOptions& options) {
 }
 
 Status Volumes::open_files(const StoreOptions& options) {
-  bool writing = options.access == Access::kWrite;
   std::vector<VolumeHeader> headers;
+  ZINF_TRY(open_headers(headers, options.access));
+  ZINF_TRY(sort_by(headers));
+  ZINF_TRY(measure(options));
+  return on_disk_ ? note_inodes() : Status();
+}
+
+Status Volumes::open_headers(std::vector<VolumeHeader>& headers,
+                             Access access) {
   for (Volume& volume : volumes_) {
     std::string file = volume_file(volume.directory);
-    if (on_disk_ && access(file.c_str(), F_OK) != 0) {
+    if (on_disk_ && ::access(file.c_str(), F_OK) != 0) {
       return Status::system("open the store", file, errno);
     }
-    if (on_disk_ && writing) {
+    if (on_disk_ && access == Access::kWrite) {
       ZINF_ASSIGN(volume.lock, DirectoryLock::take(volume.directory));
     }
     ZINF_ASSIGN(volume.file, volume.io->open(file, {}));
@@ -275,29 +359,27 @@ Status Volumes::open_files(const StoreOptions& options) {
     ZINF_TRY(volume.io->read(volume.file, 0, page.span()).wait());
     Result<VolumeHeader> header = parse_volume_header(page.span());
     if (!header.ok()) return header.status().in(file);
-    if (header->uuid != (headers.empty() ? header->uuid : headers[0].uuid) ||
-        header->count != (headers.empty() ? header->count : headers[0].count)) {
+    headers.push_back(*header);
+    if (header->uuid != headers[0].uuid || header->count != headers[0].count) {
       return Status::error(Code::kInvalid,
                            strf("%s belongs to store %s, %s to store %s",
                                 file.c_str(), uuid_text(header->uuid).c_str(),
                                 volume_file(volumes_[0].directory).c_str(),
                                 uuid_text(headers[0].uuid).c_str()));
     }
-    if (volume.file.bytes() < header->volume_bytes) {
-      std::string text =
-          strf("%s is truncated: %llu bytes wanted, %llu found", file.c_str(),
-               static_cast<unsigned long long>(header->volume_bytes),
-               static_cast<unsigned long long>(volume.file.bytes()));
-      if (writing) return Status::error(Code::kCorrupt, text);
-      log(LogLevel::kWarning, "store: %s", text.c_str());
+    if (volume.file.bytes() < kDataBegin) {
+      return Status::error(
+          Code::kCorrupt,
+          file + " is truncated: " + format_bytes(volume.file.bytes()));
     }
-    headers.push_back(*header);
   }
-  // The paths may come in any order; the headers know theirs.
+  return {};
+}
+
+// The paths may come in any order; the headers know theirs.
+Status Volumes::sort_by(const std::vector<VolumeHeader>& headers) {
   std::vector<Volume> sorted(headers[0].count);
   std::vector<bool> there(headers[0].count, false);
-  geometry_ = {headers[0].uuid, headers[0].block_bytes,
-               std::vector<std::uint64_t>(headers[0].count)};
   for (std::size_t i = 0; i < headers.size(); ++i) {
     std::uint32_t index = headers[i].index;
     if (there[index]) {
@@ -305,7 +387,6 @@ Status Volumes::open_files(const StoreOptions& options) {
           Code::kInvalid, strf("volume %u of the store is named twice", index));
     }
     there[index] = true;
-    geometry_.volume_bytes[index] = headers[i].volume_bytes;
     if (index == 0) header_ = headers[i];
     sorted[index] = std::move(volumes_[i]);
   }
@@ -318,8 +399,7 @@ Status Volumes::open_files(const StoreOptions& options) {
              i, headers[0].count, uuid_text(headers[0].uuid).c_str()));
   }
   volumes_ = std::move(sorted);
-  ZINF_TRY(measure(options));
-  return on_disk_ ? note_inodes() : Status();
+  return {};
 }
 
 Status Volumes::measure(const StoreOptions& options) {
@@ -359,7 +439,20 @@ Status Volumes::note_inodes() {
   return {};
 }
 
-Status Volumes::check_files() const {
+Status Volumes::check_sizes(const Capacity& capacity) const {
+  for (std::size_t i = 0; i < volumes_.size(); ++i) {
+    std::uint64_t found = volumes_[i].file.bytes();
+    if (found >= capacity.volume_bytes[i]) continue;
+    return Status::error(
+        Code::kCorrupt,
+        strf("%s is truncated: %llu bytes wanted, %llu found", file(i).c_str(),
+             static_cast<unsigned long long>(capacity.volume_bytes[i]),
+             static_cast<unsigned long long>(found)));
+  }
+  return {};
+}
+
+Status Volumes::check_files(const Capacity& capacity) const {
   if (!on_disk_) return {};
   for (std::size_t i = 0; i < volumes_.size(); ++i) {
     struct stat info{};
@@ -371,13 +464,13 @@ Status Volumes::check_files() const {
                            file(i) + " was replaced while it was in use");
     }
     auto bytes = static_cast<std::uint64_t>(info.st_size);
-    if (bytes != geometry_.volume_bytes[i]) {
+    if (bytes < capacity.volume_bytes[i]) {
       return Status::error(
           Code::kIo,
           strf("%s changed its size while it was in use: %llu bytes wanted, "
                "%llu found",
                file(i).c_str(),
-               static_cast<unsigned long long>(geometry_.volume_bytes[i]),
+               static_cast<unsigned long long>(capacity.volume_bytes[i]),
                static_cast<unsigned long long>(bytes)));
     }
   }

@@ -32,12 +32,12 @@ class PageBuffer {
 // Thread-safe after creation.
 class Volumes {
  public:
-  // Makes directories, files and headers; on failure nothing is left behind.
+  // Makes directories, files, headers and the first superblock; on failure
+  // nothing is left behind.
   static Result<std::shared_ptr<Volumes>> create(const StoreOptions& options);
   static Result<std::shared_ptr<Volumes>> open(const StoreOptions& options);
   ~Volumes();
 
-  const Geometry& geometry() const { return geometry_; }
   const VolumeHeader& header() const { return header_; }  // of volume 0
   std::size_t count() const { return volumes_.size(); }
   const std::string& directory(std::size_t volume) const {
@@ -63,8 +63,21 @@ class Volumes {
   Status write_blob(const std::vector<Piece>& pieces,
                     std::span<const std::byte> blob);
 
-  // Whether every file is still what was opened, in its full size.
-  Status check_files() const;
+  // `now`, grown so that it has room for so much in all; kNoSpace with what
+  // each path needs and has.
+  Result<Capacity> grown(const Capacity& now, std::uint64_t state_bytes,
+                         std::uint64_t num_states) const;
+  // Gives the files these sizes, reserved on the disks but not synced; on
+  // failure some may have them: see cut().
+  Status extend(const Capacity& to);
+  // Gives back what the files have beyond these sizes.
+  void cut(const Capacity& to);
+
+  // Whether every file has its full size. It may have more: a crash leaves what
+  // an unfinished extend() has got, and the next one takes it.
+  Status check_sizes(const Capacity& capacity) const;
+  // The same, and whether it is still the one that was opened.
+  Status check_files(const Capacity& capacity) const;
 
   std::vector<io::Registration> register_memory(std::span<std::byte> memory);
 
@@ -77,6 +90,7 @@ class Volumes {
     std::unique_ptr<io::Io> io;
     io::File file;
     std::uint64_t inode = 0;
+    std::uint64_t limit_bytes = 0;
     double weight = 0;
   };
 
@@ -88,19 +102,23 @@ class Volumes {
   Status make_files(const StoreOptions& options);
   void remove_files();  // that make_files() has made
   Status open_files(const StoreOptions& options);
-  Status write_headers(const StoreOptions& options,
-                       const std::vector<std::uint64_t>& sizes);
+  Status open_headers(std::vector<VolumeHeader>& headers, Access access);
+  Status sort_by(const std::vector<VolumeHeader>& headers);
+  Status write_headers(const StoreOptions& options, const Capacity& capacity);
+  Result<std::vector<std::uint64_t>> find_room() const;
+  Result<std::vector<std::uint64_t>> share_out(
+      const std::vector<std::uint64_t>& now,
+      const std::vector<std::uint64_t>& least, std::uint64_t more) const;
   Status measure(const StoreOptions& options);
   Status note_inodes();
 
   const bool on_disk_;
   std::vector<Volume> volumes_;
   VolumeHeader header_;
-  Geometry geometry_;
   std::vector<double> weights_;
 };
 
-// What creation reserves for tables and catalogs.
+// What is set aside for tables and catalogs.
 std::uint64_t metadata_bytes_for(const StoreOptions& options);
 
 }  // namespace zinf::tier

@@ -14,6 +14,16 @@ Geometry geometry() {
   return {uuid, 16 * kUnit, {1000 * kUnit, 500 * kUnit, 64 * kUnit}};
 }
 
+VolumeHeader header() {
+  return {.uuid = geometry().uuid,
+          .index = 0,
+          .count = 3,
+          .block_bytes = 16 * kUnit,
+          .extra_bytes = 65'536,
+          .kept = 2,
+          .copies = 2};
+}
+
 BlobRef blob(std::uint64_t first_unit, std::uint64_t bytes) {
   BlobRef blob;
   blob.bytes = bytes;
@@ -48,13 +58,16 @@ bool run_volume_header(std::span<const std::byte> data) {
 }
 
 bool run_superblock(std::span<const std::byte> data) {
-  (void)parse_superblock(data, geometry());
-  Result<Superblock> superblock = parse_superblock(sealed(data), geometry());
+  (void)parse_superblock(data, header());
+  Result<Superblock> superblock = parse_superblock(sealed(data), header());
   if (!superblock.ok()) return false;
   Page again;
   encode(*superblock, again);
-  Result<Superblock> second = parse_superblock(again, geometry());
+  Result<Superblock> second = parse_superblock(again, header());
+  const Capacity& capacity = superblock->capacity;
   ZINF_CHECK(second.ok() && second->sequence == superblock->sequence &&
+                 second->capacity.volume_bytes == capacity.volume_bytes &&
+                 second->capacity.metadata == capacity.metadata &&
                  second->catalog.pieces == superblock->catalog.pieces,
              "a superblock does not survive");
   return true;
@@ -80,28 +93,23 @@ bool run_table(std::span<const std::byte> data) {
 
 std::vector<Bytes> seed_volume_header() {
   Page page;
-  encode(VolumeHeader{.uuid = geometry().uuid,
-                      .index = 0,
-                      .count = 3,
-                      .volume_bytes = 1000 * kUnit,
-                      .block_bytes = 16 * kUnit,
-                      .metadata_bytes = 100 * kUnit,
-                      .state_bytes = 123'456,
-                      .num_states = 7,
-                      .extra_bytes = 65'536,
-                      .kept = 2,
-                      .copies = 2},
-         page);
+  encode(header(), page);
   return {Bytes(page.begin(), page.end())};
 }
 
 std::vector<Bytes> seed_superblock() {
   std::vector<Bytes> seeds;
+  std::vector<Piece> regions;
   for (std::uint64_t bytes : {0, 100, 70'000}) {
+    regions.push_back({0, (3 + 200 * regions.size()) * kUnit, 100 * kUnit});
     Page page;
     encode(Superblock{.uuid = geometry().uuid,
                       .sequence = bytes + 1,
                       .next_version = 9,
+                      .capacity = {.volume_bytes = geometry().volume_bytes,
+                                   .metadata = regions,
+                                   .state_bytes = 123'456,
+                                   .num_states = 7},
                       .catalog = blob(20, bytes)},
            page);
     seeds.emplace_back(page.begin(), page.end());

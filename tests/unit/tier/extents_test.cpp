@@ -18,6 +18,12 @@ std::uint64_t total(const std::vector<Piece>& pieces) {
   return bytes;
 }
 
+Capacity room(std::vector<std::uint64_t> volume_bytes,
+              std::vector<Piece> metadata = {}) {
+  return {.volume_bytes = std::move(volume_bytes),
+          .metadata = std::move(metadata)};
+}
+
 TEST(FreeList, TakesTheSmallestRangeThatFits) {
   FreeList list(0, 100 * kUnit);
   ASSERT_TRUE(list.take_at(10 * kUnit, 20 * kUnit));
@@ -48,7 +54,7 @@ TEST(FreeList, GivesCoalesce) {
 }
 
 TEST(Allocator, SucceedsWheneverTheBytesAreFree) {
-  Allocator allocator({{}, kMiB, {kDataBegin + 10 * kMiB}}, 0);
+  Allocator allocator(kMiB, room({kDataBegin + 10 * kMiB}));
   std::vector<std::vector<Piece>> held;
   while (allocator.free_bytes() > 0)
     held.push_back(allocator.take(kUnit).value());
@@ -62,8 +68,8 @@ TEST(Allocator, SucceedsWheneverTheBytesAreFree) {
 }
 
 TEST(Allocator, AFullVolumeLeavesItsShareToTheOthers) {
-  Geometry geometry{{}, kMiB, {kDataBegin + 2 * kMiB, kDataBegin + 20 * kMiB}};
-  Allocator allocator(geometry, 0);
+  Allocator allocator(kMiB,
+                      room({kDataBegin + 2 * kMiB, kDataBegin + 20 * kMiB}));
   std::vector<double> weights = {10, 1};
   allocator.set_weights(weights);
   Result<std::vector<Piece>> pieces = allocator.take(21 * kMiB);
@@ -72,7 +78,8 @@ TEST(Allocator, AFullVolumeLeavesItsShareToTheOthers) {
 }
 
 TEST(Allocator, MetadataHasItsOwnRoom) {
-  Allocator allocator({{}, kMiB, {kDataBegin + 11 * kMiB}}, kMiB);
+  Allocator allocator(kMiB,
+                      room({kDataBegin + 11 * kMiB}, {{0, kDataBegin, kMiB}}));
   ASSERT_TRUE(allocator.take(10 * kMiB).ok());
   EXPECT_EQ(allocator.free_bytes(), 0u);
   Result<std::vector<Piece>> table = allocator.take_metadata(5000);
@@ -81,6 +88,31 @@ TEST(Allocator, MetadataHasItsOwnRoom) {
   EXPECT_FALSE(allocator.take_at(*table).ok());  // taken twice
   allocator.give(*table);
   EXPECT_TRUE(allocator.take_at(*table).ok());
+}
+
+TEST(Allocator, GrowsWhileItIsUsed) {
+  Capacity now =
+      room({kDataBegin + 2 * kMiB, kDataBegin + kMiB}, {{0, kDataBegin, kMiB}});
+  Allocator allocator(kMiB, now);
+  EXPECT_EQ(allocator.capacity_bytes(), 2 * kMiB);
+  std::vector<Piece> before = allocator.take(2 * kMiB).value();
+  ASSERT_TRUE(allocator.take_metadata(kMiB).ok());
+  EXPECT_EQ(allocator.take_metadata(1).status().code(), Code::kNoSpace);
+
+  Capacity next = now;
+  next.volume_bytes = {kDataBegin + 5 * kMiB, kDataBegin + 2 * kMiB};
+  next.metadata.push_back({0, kDataBegin + 2 * kMiB, kMiB});
+  allocator.grow(next);
+  allocator.grow(next);  // nothing more
+  EXPECT_EQ(allocator.capacity_bytes(), 5 * kMiB);
+  EXPECT_EQ(allocator.free_bytes(), 3 * kMiB);
+  std::vector<Piece> table = allocator.take_metadata(kMiB).value();
+  EXPECT_EQ(table, (std::vector<Piece>{next.metadata[1]}));
+  EXPECT_EQ(total(allocator.take(3 * kMiB).value()), 3 * kMiB);
+  allocator.give(before);
+  allocator.give(table);
+  EXPECT_EQ(allocator.free_bytes(), 2 * kMiB);
+  EXPECT_EQ(allocator.take_metadata(kMiB).value(), table);
 }
 
 // A long run with copy on write on a store of exactly three copies: each step
@@ -98,7 +130,7 @@ TEST(Allocator, TenThousandStepsLoseNothingToFragmentation) {
     all += bytes;
   }
   std::uint64_t volume = kDataBegin + 3 * all;
-  Allocator allocator({{}, kMiB, {volume}}, 0);
+  Allocator allocator(kMiB, room({volume}));
   auto take = [&](std::uint64_t bytes) -> State {
     Result<std::vector<Piece>> pieces = allocator.take(bytes);
     if (!pieces.ok()) return nullptr;

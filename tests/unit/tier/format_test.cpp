@@ -14,6 +14,27 @@ Geometry geometry() {
   return geometry;
 }
 
+VolumeHeader header() {
+  return {.uuid = geometry().uuid,
+          .index = 1,
+          .count = 2,
+          .block_bytes = 4 * kUnit,
+          .extra_bytes = 678,
+          .kept = 3,
+          .copies = 2};
+}
+
+Superblock superblock() {
+  return {.uuid = geometry().uuid,
+          .sequence = 42,
+          .next_version = 8,
+          .capacity = {.volume_bytes = geometry().volume_bytes,
+                       .metadata = {{0, 3 * kUnit, 7 * kUnit}},
+                       .state_bytes = 1234,
+                       .num_states = 5},
+          .catalog = {{{0, 5 * kUnit, 2 * kUnit}}, 5000, 77}};
+}
+
 template <typename T>
 T at(std::span<const std::byte> bytes, std::size_t offset) {
   std::uint64_t value = 0;
@@ -32,49 +53,39 @@ std::string text(std::span<const std::byte> bytes, std::size_t offset,
 // change of the format.
 TEST(Format, PagesAreAsDocumented) {
   Page page;
-  encode(VolumeHeader{.uuid = geometry().uuid,
-                      .index = 1,
-                      .count = 2,
-                      .volume_bytes = 50 * kUnit,
-                      .block_bytes = 4 * kUnit,
-                      .metadata_bytes = 7 * kUnit,
-                      .state_bytes = 1234,
-                      .num_states = 5,
-                      .extra_bytes = 678,
-                      .kept = 3,
-                      .copies = 2},
-         page);
+  encode(header(), page);
   EXPECT_EQ(text(page, 0, 8), "ZINFVOL\n");
   EXPECT_EQ(at<std::uint32_t>(page, 8), 1u);
   EXPECT_EQ(at<std::uint32_t>(page, 12), 1u);
   EXPECT_EQ(page[16], std::byte{0xab});
   EXPECT_EQ(at<std::uint32_t>(page, 32), 2u);
   EXPECT_EQ(at<std::uint32_t>(page, 36), 3u);
-  EXPECT_EQ(at<std::uint64_t>(page, 40), 50 * kUnit);
-  EXPECT_EQ(at<std::uint64_t>(page, 48), 4 * kUnit);
-  EXPECT_EQ(at<std::uint64_t>(page, 56), 7 * kUnit);
-  EXPECT_EQ(at<std::uint64_t>(page, 64), 1234u);
-  EXPECT_EQ(at<std::uint64_t>(page, 72), 5u);
-  EXPECT_EQ(at<std::uint64_t>(page, 80), 678u);
-  EXPECT_EQ(at<std::uint32_t>(page, 88), 2u);
+  EXPECT_EQ(at<std::uint64_t>(page, 40), 4 * kUnit);
+  EXPECT_EQ(at<std::uint64_t>(page, 48), 678u);
+  EXPECT_EQ(at<std::uint32_t>(page, 56), 2u);
   EXPECT_EQ(at<std::uint64_t>(page, 4088),
             checksum(std::span(page).first(4088)));
 
-  encode(Superblock{.uuid = geometry().uuid,
-                    .sequence = 42,
-                    .next_version = 8,
-                    .catalog = {{{0, 5 * kUnit, 2 * kUnit}}, 5000, 77}},
-         page);
+  encode(superblock(), page);
   EXPECT_EQ(text(page, 0, 8), "ZINFSUP\n");
   EXPECT_EQ(page[12], std::byte{0xab});
   EXPECT_EQ(at<std::uint64_t>(page, 28), 42u);
   EXPECT_EQ(at<std::uint64_t>(page, 36), 8u);
-  EXPECT_EQ(at<std::uint64_t>(page, 44), 5000u);
-  EXPECT_EQ(at<std::uint64_t>(page, 52), 77u);
-  EXPECT_EQ(at<std::uint32_t>(page, 60), 1u);
-  EXPECT_EQ(at<std::uint32_t>(page, 64), 0u);
-  EXPECT_EQ(at<std::uint32_t>(page, 68), 2u);
-  EXPECT_EQ(at<std::uint64_t>(page, 72), 5 * kUnit);
+  EXPECT_EQ(at<std::uint64_t>(page, 44), 1234u);
+  EXPECT_EQ(at<std::uint64_t>(page, 52), 5u);
+  EXPECT_EQ(at<std::uint32_t>(page, 60), 2u);
+  EXPECT_EQ(at<std::uint64_t>(page, 64), 100 * kUnit);
+  EXPECT_EQ(at<std::uint64_t>(page, 72), 50 * kUnit);
+  EXPECT_EQ(at<std::uint32_t>(page, 80), 1u);
+  EXPECT_EQ(at<std::uint32_t>(page, 84), 0u);
+  EXPECT_EQ(at<std::uint32_t>(page, 88), 7u);
+  EXPECT_EQ(at<std::uint64_t>(page, 92), 3 * kUnit);
+  EXPECT_EQ(at<std::uint64_t>(page, 100), 5000u);
+  EXPECT_EQ(at<std::uint64_t>(page, 108), 77u);
+  EXPECT_EQ(at<std::uint32_t>(page, 116), 1u);
+  EXPECT_EQ(at<std::uint32_t>(page, 120), 0u);
+  EXPECT_EQ(at<std::uint32_t>(page, 124), 2u);
+  EXPECT_EQ(at<std::uint64_t>(page, 128), 5 * kUnit);
   EXPECT_EQ(at<std::uint64_t>(page, 4088),
             checksum(std::span(page).first(4088)));
   // XXH3-64 itself: the value of nothing.
@@ -157,6 +168,72 @@ TEST(Format, ATableThatMakesNoSenseIsRefused) {
             Code::kCorrupt);
 }
 
+TEST(Format, ASuperblockThatMakesNoSenseIsRefused) {
+  using Change = std::function<void(Superblock&)>;
+  std::vector<std::pair<const char*, Change>> changes = {
+      {"a volume short",
+       [](Superblock& s) { s.capacity.volume_bytes.pop_back(); }},
+      {"a volume more",
+       [](Superblock& s) { s.capacity.volume_bytes.push_back(50 * kUnit); }},
+      {"a volume without room",
+       [](Superblock& s) { s.capacity.volume_bytes[1] = 2 * kUnit; }},
+      {"not aligned", [](Superblock& s) { s.capacity.volume_bytes[1] += 512; }},
+      {"beyond any disk",
+       [](Superblock& s) { s.capacity.volume_bytes[1] = ~4095ull; }},
+      {"a region in volume 1",
+       [](Superblock& s) { s.capacity.metadata[0].volume = 1; }},
+      {"a region beyond the end",
+       [](Superblock& s) { s.capacity.metadata[0].offset = 99 * kUnit; }},
+      {"an empty region",
+       [](Superblock& s) { s.capacity.metadata[0].bytes = 0; }},
+      {"regions that overlap",
+       [](Superblock& s) {
+         s.capacity.metadata.push_back({0, 9 * kUnit, kUnit});
+       }},
+      {"too many regions",
+       [](Superblock& s) {
+         for (std::size_t i = 0; i < kMaxRegions; ++i) {
+           s.capacity.metadata.push_back({0, (20 + i) * kUnit, kUnit});
+         }
+       }},
+      {"a catalog beyond the end",
+       [](Superblock& s) { s.catalog.pieces[0].offset = 99 * kUnit; }},
+  };
+  for (auto& [what, change] : changes) {
+    Superblock changed = superblock();
+    change(changed);
+    Page page;
+    encode(changed, page);
+    EXPECT_EQ(parse_superblock(page, header()).status().code(), Code::kCorrupt)
+        << what;
+  }
+}
+
+TEST(Format, TheLargestSuperblockFitsItsPage) {
+  Superblock large = superblock();
+  large.capacity = {};
+  large.catalog = {};
+  for (std::size_t i = 0; i < kMaxVolumes; ++i) {
+    large.capacity.volume_bytes.push_back(1000 * kUnit);
+  }
+  for (std::size_t i = 0; i < kMaxRegions; ++i) {
+    large.capacity.metadata.push_back({0, (10 + 2 * i) * kUnit, kUnit});
+  }
+  for (std::size_t i = 0; i < kMaxCatalogPieces; ++i) {
+    large.catalog.pieces.push_back({0, (100 + 2 * i) * kUnit, kUnit});
+    large.catalog.bytes += kUnit;
+  }
+  Page page;
+  encode(large, page);
+  VolumeHeader wide = header();
+  wide.count = kMaxVolumes;
+  Result<Superblock> back = parse_superblock(page, wide);
+  ASSERT_TRUE(back.ok()) << back.status().text();
+  EXPECT_EQ(back->capacity.volume_bytes, large.capacity.volume_bytes);
+  EXPECT_EQ(back->capacity.metadata, large.capacity.metadata);
+  EXPECT_EQ(back->catalog.pieces, large.catalog.pieces);
+}
+
 TEST(Format, EveryCutAndEveryOtherVersionIsRefused) {
   std::vector<std::byte> blob = encode(table());
   for (std::size_t size = 0; size < blob.size(); ++size) {
@@ -169,15 +246,14 @@ TEST(Format, EveryCutAndEveryOtherVersionIsRefused) {
   EXPECT_EQ(parse_table(blob, geometry()).status().code(), Code::kUnsupported);
 
   Page page;
-  encode(Superblock{.uuid = geometry().uuid, .sequence = 1, .catalog = {}},
-         page);
-  ASSERT_TRUE(parse_superblock(page, geometry()).ok());
+  encode(superblock(), page);
+  ASSERT_TRUE(parse_superblock(page, header()).ok());
   for (std::size_t i = 0; i < page.size(); ++i) {
     page[i] ^= std::byte{4};
-    EXPECT_FALSE(parse_superblock(page, geometry()).ok()) << i;
+    EXPECT_FALSE(parse_superblock(page, header()).ok()) << i;
     page[i] ^= std::byte{4};
   }
-  Geometry other = geometry();
+  VolumeHeader other = header();
   other.uuid[3] = std::byte{1};
   Status foreign = parse_superblock(page, other).status();
   EXPECT_EQ(foreign.code(), Code::kCorrupt);
