@@ -1,4 +1,5 @@
-// kill -9 at random moments of a process that commits version after version.
+// kill -9 at random moments of a process that commits version after version,
+// with states that come and go and a store that grows.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -28,7 +29,7 @@ StoreOptions options_in(const TempDir& dir) {
   options.durability = Durability::every_step();
   options.verify = Verify::kAlways;
   options.state_bytes = 300'000;
-  options.num_states = kSizes.size();
+  options.num_states = kSizes.size() + 1;
   options.block_bytes = 32 * kKiB;
   return options;
 }
@@ -43,6 +44,17 @@ Result<StateId> define(Store& store, std::size_t i) {
 
 std::uint64_t seed_of(std::uint64_t step, std::size_t i) {
   return step * 1000 + i;
+}
+
+// A state of this step alone.
+Status put_passing(Store& store, std::uint64_t step) {
+  ZINF_ASSIGN(StateId id, store.define({.unit = "passing",
+                                        .state = "weight",
+                                        .dtype = "uint8",
+                                        .shape = {1 + step % 4000},
+                                        .bytes = 1 + step % 4000}));
+  Buffer data(1 + step % 4000, step);
+  return store.put(id, data.span()).wait();
 }
 
 // In the child: step after step, for ever. Tells each committed step.
@@ -60,7 +72,12 @@ Status write_for_ever(const StoreOptions& options, int tell) {
       buffers[i].fill(seed_of(step, i));
       writes.push_back(store->put(id, buffers[i].span()));
     }
+    if (auto id = store->find("passing", "weight"); id.ok()) {
+      ZINF_TRY(store->remove(*id));
+    }
+    if (step % 3 == 0) ZINF_TRY(put_passing(*store, step));
     ZINF_TRY(store->end_step(step));
+    if (step % 5 == 0) ZINF_TRY(store->reserve(300'000 + 500 * step, 0));
     if (write(tell, &step, sizeof step) != sizeof step) return {};
     if (step % 7 == 0) {
       if (store->find_version("kept").ok()) ZINF_TRY(store->drop("kept"));
@@ -132,6 +149,10 @@ TEST(StoreKill, EveryRestartFindsTheLastCommittedVersion) {
     in_flight += found == committed ? 0 : 1;
     committed = found;
     for (const VersionInfo& version : versions) {
+      // Each version has its own.
+      if (auto id = (*store)->find("passing", "weight"); id.ok()) {
+        ASSERT_TRUE((*store)->remove(*id).ok());
+      }
       ASSERT_EQ(check_version(**store, version), "") << "kill " << kill_number;
     }
   }

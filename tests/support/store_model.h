@@ -118,19 +118,24 @@ class FileCrashDisk final : public CrashableDisk {
 
 struct StoreModel {
   using Content = std::map<std::string, std::uint64_t>;  // unit -> seed
+  using Sizes = std::map<std::string, std::uint64_t>;    // unit -> bytes
   struct Version {
     std::uint64_t id = 0;
     std::uint64_t step = 0;
     bool recent = true;
     std::vector<std::string> names;
     Content content;
+    Sizes sizes;                               // of states defined then
+    std::map<std::string, std::uint32_t> ids;  // since the store was opened
 
     bool kept() const { return !names.empty(); }
   };
 
   std::uint64_t every = 0;
   std::size_t max_kept = 1;
-  std::map<std::string, std::uint64_t> sizes;  // of defined states
+  std::uint64_t state_bytes = 0;  // that there is room for
+  std::uint64_t num_states = 0;
+  Sizes sizes;  // of defined states
   std::vector<Version> versions;
   Content working;
   std::uint64_t base = 0;
@@ -154,6 +159,24 @@ struct StoreModel {
     std::erase_if(versions, [](const Version& version) {
       return !version.recent && !version.kept();
     });
+  }
+
+  // Whether these states can be defined beside those that are.
+  Code fits(const Sizes& more) const {
+    Sizes all = sizes;
+    for (const auto& [unit, bytes] : more) {
+      auto [known, is_new] = all.emplace(unit, bytes);
+      if (!is_new && known->second != bytes) return Code::kInvalid;
+    }
+    if (all.size() == sizes.size()) return Code::kOk;
+    std::uint64_t total = 0;
+    for (const auto& [unit, bytes] : all) total += padded(bytes);
+    std::uint64_t room = padded(state_bytes) + num_states * 4096;
+    bool fit = all.size() <= num_states && total <= room;
+    return fit ? Code::kOk : Code::kNoSpace;
+  }
+  static std::uint64_t padded(std::uint64_t bytes) {
+    return align_up(bytes, std::uint64_t{4096});
   }
 
   void begin_step() {
@@ -181,12 +204,15 @@ struct StoreModel {
     }
     for (Version& version : versions) version.recent = version.id == last;
     forget();
-    versions.push_back({id, step, true, {}, working});
+    versions.push_back({id, step, true, {}, working, sizes, {}});
     base = id;
     in_step = false;
   }
   void load(const Version* version) {
     working = version != nullptr ? version->content : Content();
+    if (version != nullptr) {
+      sizes.insert(version->sizes.begin(), version->sizes.end());
+    }
     base = version != nullptr ? version->id : 0;
     in_step = false;
   }
@@ -203,8 +229,8 @@ class StoreDriver {
     options_.durability = {every};
     options_.kept = kept;
     options_.block_bytes = block_bytes;
-    options_.state_bytes = 400 * kKiB;
-    options_.num_states = 6;
+    options_.state_bytes = model_.state_bytes = 400 * kKiB;
+    options_.num_states = model_.num_states = 6;
     options_.extra_bytes = 6000;
     options_.verify = Verify::kAlways;
     options_.io.block_bytes = 16 * kKiB;
@@ -223,20 +249,36 @@ class StoreDriver {
   Store& store() { return *store_; }
 
   std::string define(const std::string& unit, std::uint64_t bytes) {
-    if (model_.sizes.contains(unit) || model_.sizes.size() >= 6) return "";
-    std::uint64_t total = align_up(bytes, std::uint64_t{4096});
-    for (auto& [name, size] : model_.sizes) {
-      total += align_up(size, std::uint64_t{4096});
-    }
-    if (total > 400 * kKiB) return "";
+    Code wanted = model_.fits({{unit, bytes}});
     Result<StateId> id = store_->define({.unit = unit,
                                          .state = "weight",
                                          .dtype = "uint8",
                                          .shape = {bytes},
                                          .bytes = bytes});
-    if (!id.ok()) return id.status().text();
-    model_.sizes[unit] = bytes;
+    if (id.status().code() != wanted) return "define " + id.status().text();
+    if (id.ok()) model_.sizes[unit] = bytes;
     return "";
+  }
+
+  std::string discard(const std::string& unit) {
+    if (!model_.sizes.contains(unit)) return "";
+    model_.working.erase(unit);
+    return wrong_of(store_->discard(id_of(unit)));
+  }
+
+  std::string remove(const std::string& unit) {
+    if (!model_.sizes.contains(unit)) return "";
+    Status status = store_->remove(id_of(unit));
+    model_.working.erase(unit);
+    model_.sizes.erase(unit);
+    return wrong_of(status);
+  }
+
+  std::string reserve(std::uint64_t state_bytes, std::size_t num_states) {
+    StoreModel after = model_;
+    after.state_bytes = std::max(after.state_bytes, state_bytes);
+    after.num_states = std::max<std::uint64_t>(after.num_states, num_states);
+    return settle(store_->reserve(state_bytes, num_states), after, after);
   }
 
   std::string put(const std::string& unit, std::uint64_t seed) {
@@ -259,7 +301,10 @@ class StoreDriver {
   }
 
   std::string get(const std::string& unit) {
-    if (!model_.sizes.contains(unit)) return "";
+    if (!model_.sizes.contains(unit)) {
+      bool found = store_->find(unit, "weight").ok();
+      return found ? "a state from nowhere" : "";
+    }
     Buffer got(model_.sizes[unit], 999);
     Status status = store_->get(id_of(unit), got.span()).wait();
     auto wanted = model_.working.find(unit);
@@ -289,6 +334,9 @@ class StoreDriver {
     Status status = store_->commit(step_);
     std::uint64_t id = status.ok() ? store_->versions().back().id : 0;
     after.commit(id, step_);
+    for (const auto& [unit, bytes] : model_.sizes) {
+      after.versions.back().ids[unit] = id_of(unit).index;
+    }
     return settle(status, after, after);
   }
 
@@ -329,17 +377,14 @@ class StoreDriver {
   }
 
   std::string rollback() {
-    model_.load(model_.newest());
-    Status status = store_->rollback();
-    return status.ok() ? "" : status.text();
+    const StoreModel::Version* newest = model_.newest();
+    return settle_load(store_->rollback(), newest);
   }
 
   std::string load(std::size_t which) {
     if (model_.versions.empty()) return "";
     const auto& version = model_.versions[which % model_.versions.size()];
-    Status status = store_->load(version.id);
-    model_.load(&version);
-    return status.ok() ? "" : status.text();
+    return settle_load(store_->load(version.id), &version);
   }
 
   // The process ends without a word, the disk keeps what it may, and the store
@@ -351,9 +396,9 @@ class StoreDriver {
     Result<std::unique_ptr<Store>> store = Store::open(options_);
     if (!store.ok()) return store.status().text();
     store_ = std::move(store).value();
-    if (same_versions(model_)) {
+    if (same_versions(model_) && same_room(model_)) {
       maybe_.reset();
-    } else if (maybe_ && same_versions(*maybe_)) {
+    } else if (maybe_ && same_versions(*maybe_) && same_room(*maybe_)) {
       model_ = *std::exchange(maybe_, std::nullopt);
     } else {
       return "other versions than were committed:" + list();
@@ -364,35 +409,59 @@ class StoreDriver {
       model_.versions[i].id = found[i].id;
       model_.versions[i].recent = found[i].recent;
     }
-    // Definitions are found in versions only.
-    std::map<std::string, std::uint64_t> sizes;
-    for (const StateSpec& spec : store_->states())
-      sizes[spec.unit] = spec.bytes;
-    model_.sizes = sizes;
+    for (StoreModel::Version& version : model_.versions) version.ids.clear();
+    // Definitions are those of the version that was opened.
+    model_.sizes.clear();
     model_.load(model_.newest());
+    StoreModel::Sizes sizes;
+    for (const StateSpec& spec : store_->states()) {
+      sizes[spec.unit] = spec.bytes;
+    }
+    if (sizes != model_.sizes) return "other states than were committed";
     return check_all();
   }
 
-  // Reads every state of every version.
+  // Reads every state of every version. Nothing but the newest is defined
+  // afterwards.
   std::string check_all() {
-    StoreModel::Content working = model_.working;
-    std::uint64_t base = model_.base;
     if (std::string wrong = check_working(); !wrong.empty()) return wrong;
-    for (const StoreModel::Version& version : model_.versions) {
-      Status status = store_->load(version.id);
-      if (!status.ok()) return status.text();
-      model_.load(&version);
-      if (std::string wrong = check_working(); !wrong.empty()) return wrong;
+    for (std::size_t i = 0; i < model_.versions.size(); ++i) {
+      std::string wrong = remove_all();
+      if (wrong.empty()) wrong = load(i);
+      if (wrong.empty()) wrong = check_working();
+      if (wrong.empty()) wrong = check_contents(model_.versions[i]);
+      if (!wrong.empty()) return wrong;
     }
-    (void)base;
-    Status status = store_->rollback();
-    model_.load(model_.newest());
-    return status.ok() ? "" : status.text();
+    std::string wrong = remove_all();
+    return wrong.empty() ? rollback() : wrong;
   }
 
  private:
+  static std::string wrong_of(const Status& status) {
+    return status.ok() ? "" : status.text();
+  }
   StateId id_of(const std::string& unit) {
     return store_->find(unit, "weight").value();
+  }
+
+  std::string remove_all() {
+    while (!model_.sizes.empty()) {
+      std::string wrong = remove(model_.sizes.begin()->first);
+      if (!wrong.empty()) return wrong;
+    }
+    return "";
+  }
+
+  std::string check_contents(const StoreModel::Version& version) {
+    Result<std::vector<StateSpec>> specs = store_->contents(version.id);
+    if (!specs.ok()) return specs.status().text();
+    StoreModel::Sizes found;
+    for (const StateSpec& spec : *specs) found[spec.unit] = spec.bytes;
+    StoreModel::Sizes wanted;
+    for (const auto& [unit, seed] : version.content) {
+      if (!unit.empty()) wanted[unit] = version.sizes.at(unit);
+    }
+    return found == wanted ? "" : "other contents";
   }
 
   std::string check_working() {
@@ -413,6 +482,28 @@ class StoreDriver {
     if (status.errnum() != 5) return status.text();  // not our power cut
     maybe_ = maybe;
     return "";
+  }
+
+  // `version` was loaded, with its states under the same ids, or is refused
+  // because of what is defined.
+  std::string settle_load(const Status& status,
+                          const StoreModel::Version* version) {
+    if (version != nullptr) {
+      Code wanted = model_.fits(version->sizes);
+      if (status.code() != wanted) return "load: " + status.text();
+      if (wanted != Code::kOk) return "";
+      for (const auto& [unit, index] : version->ids) {
+        if (id_of(unit).index != index) return "another id: " + unit;
+      }
+    }
+    model_.load(version);
+    return wrong_of(status);
+  }
+
+  bool same_room(const StoreModel& model) const {
+    StoreStats stats = store_->stats();
+    return stats.state_bytes == model.state_bytes &&
+           stats.num_states == model.num_states;
   }
 
   bool same_versions(const StoreModel& model) const {

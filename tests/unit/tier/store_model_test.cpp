@@ -14,12 +14,16 @@ namespace {
 // One random operation. A cut takes effect in a later one.
 std::string random_step(StoreDriver& driver, CrashableDisk& disk,
                         bool reopen_to_cut) {
-  auto unit = [] { return "u" + std::to_string(*rc::gen::inRange(0, 6)); };
+  auto unit = [] { return "u" + std::to_string(*rc::gen::inRange(0, 8)); };
   auto name = [] { return "n" + std::to_string(*rc::gen::inRange(0, 3)); };
   auto seed = [] {
     return *rc::gen::inRange<std::uint64_t>(0, std::uint64_t{1} << 40);
   };
-  switch (*rc::gen::weightedElement<int>({{2, 0},
+  // Few sizes: a state that comes back is often the same.
+  auto bytes = [] {
+    return *rc::gen::element<std::uint64_t>(0, 1, 4096, 30'000, 100'000);
+  };
+  switch (*rc::gen::weightedElement<int>({{4, 0},
                                           {10, 1},
                                           {3, 2},
                                           {5, 3},
@@ -30,10 +34,12 @@ std::string random_step(StoreDriver& driver, CrashableDisk& disk,
                                           {1, 8},
                                           {1, 9},
                                           {2, 10},
-                                          {1, 11}})) {
+                                          {1, 11},
+                                          {2, 12},
+                                          {1, 13},
+                                          {1, 14}})) {
     case 0:
-      return driver.define(unit(),
-                           *rc::gen::inRange<std::uint64_t>(0, 100'000));
+      return driver.define(unit(), bytes());
     case 1:
       return driver.put(unit(), seed());
     case 2:
@@ -56,6 +62,13 @@ std::string random_step(StoreDriver& driver, CrashableDisk& disk,
       disk.cut_power_after(*rc::gen::inRange<std::uint64_t>(0, 40));
       // Faults of a real file are chosen when it is opened.
       return reopen_to_cut ? driver.crash(seed()) : "";
+    case 12:
+      return driver.remove(unit());
+    case 13:
+      return driver.discard(unit());
+    case 14:
+      return driver.reserve(*rc::gen::inRange<std::uint64_t>(0, 800 * kKiB),
+                            *rc::gen::inRange<std::size_t>(0, 10));
     default:
       return driver.crash(seed());
   }
@@ -116,7 +129,8 @@ TEST(StoreModel, RandomHistoriesWithKillsMatchTheModelOnRealFiles) {
   }));
 }
 
-// A fixed history that commits, keeps, drops, forgets and goes back.
+// A fixed history that commits, keeps, drops, forgets and goes back; states
+// come and go, and the store grows.
 std::string history(StoreDriver& driver) {
   std::vector<std::function<std::string()>> steps = {
       [&] { return driver.define("a", 30'000); },
@@ -127,6 +141,13 @@ std::string history(StoreDriver& driver) {
       [&] { return driver.set_extra(100); },
       [&] { return driver.commit(); },
       [&] { return driver.keep("k"); },
+      [&] { return driver.remove("b"); },
+      [&] { return driver.reserve(900 * kKiB, 20); },
+      [&] { return driver.define("d", 500'000); },
+      [&] { return driver.put("d", 8); },
+      [&] { return driver.commit(); },
+      [&] { return driver.remove("d"); },
+      [&] { return driver.define("b", 9'000); },
       [&] { return driver.put("a", 3); },
       [&] { return driver.put("b", 4); },
       [&] { return driver.commit(); },
@@ -134,6 +155,8 @@ std::string history(StoreDriver& driver) {
       [&] { return driver.rollback(); },
       [&] { return driver.put("b", 6); },
       [&] { return driver.commit(); },
+      [&] { return driver.reserve(950 * kKiB, 500); },
+      [&] { return driver.discard("a"); },
       [&] { return driver.drop("k"); },
       [&] { return driver.keep("l"); },
       [&] { return driver.put("a", 7); },
