@@ -89,10 +89,13 @@ void print_store(Store& store, int owner) {
   std::printf(
       "%s: %s\n", joined(store.paths()).c_str(),
       owner != 0 ? strf("in use by process %d", owner).c_str() : "not in use");
-  std::printf("  room for %s of states, %s free, blocks of %s\n\n",
-              format_bytes(stats.capacity_bytes).c_str(),
-              format_bytes(stats.free_bytes).c_str(),
+  std::printf("  made for %llu states of %s together, blocks of %s\n",
+              static_cast<unsigned long long>(stats.num_states),
+              format_bytes(stats.state_bytes).c_str(),
               format_bytes(store.block_bytes()).c_str());
+  std::printf("  room for %s of all versions, %s free\n\n",
+              format_bytes(stats.capacity_bytes).c_str(),
+              format_bytes(stats.free_bytes).c_str());
   if (store.versions().empty()) {
     std::printf("  no version was committed\n");
     return;
@@ -131,6 +134,8 @@ Status run_inspect(const CheckpointArguments& args) {
   json.add("paths", store->paths())
       .add("owner", owner)
       .add("block", std::uint64_t{store->block_bytes()})
+      .add("state_bytes", stats.state_bytes)
+      .add("num_states", stats.num_states)
       .add("capacity", stats.capacity_bytes)
       .add("free", stats.free_bytes)
       .add("versions", versions);

@@ -47,6 +47,8 @@ def test_inspect_tells_versions_steps_states_and_sizes(tmp_path):
     report = json.loads(zinf("checkpoint", "inspect", tmp_path / "run", "--json").stdout)
     assert report["owner"] == 0
     assert report["block"] == 65536
+    assert report["state_bytes"] == 1 << 20
+    assert report["num_states"] == 2
     assert [v["step"] for v in report["versions"]] == [2, 3]
     newest = report["versions"][-1]
     assert newest["names"] == ["best"]
@@ -64,6 +66,7 @@ def test_inspect_tells_versions_steps_states_and_sizes(tmp_path):
     assert text.returncode == 0
     assert "not in use" in text.stdout
     assert "best" in text.stdout
+    assert "made for 2 states of 1 MiB together" in text.stdout
 
 
 def test_inspect_wants_all_paths_of_a_store(tmp_path):
