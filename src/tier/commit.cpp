@@ -271,6 +271,7 @@ Status StoreImpl::reserve(std::uint64_t state_bytes, std::uint64_t num_states) {
       num_states <= capacity.num_states) {
     return {};
   }
+  ZINF_TRY(shared_->volumes->check_files(capacity));
   ZINF_ASSIGN(capacity,
               shared_->volumes->grown(capacity, state_bytes, num_states));
   Attempt attempt{.versions = {}, .catalog = catalog_};

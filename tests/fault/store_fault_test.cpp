@@ -465,6 +465,9 @@ TEST_F(StoreFiles, AVolumeTruncatedUnderneathFailsTheCommit) {
       << commit.text();
   EXPECT_NE(commit.text().find("changed its size"), std::string::npos)
       << commit.text();
+  Status grown = store->reserve(kMiB, 10);  // must not paper over it
+  EXPECT_NE(grown.text().find("changed its size"), std::string::npos)
+      << grown.text();
   store.reset();
 
   Status opened = Store::open(options()).status();
