@@ -16,8 +16,9 @@ ALLOWED = {
     "src/optim": {"src/base"},
     "src/tier": {"src/base", "src/io", "src/mem"},
     "cli": {"src/base"},
+    "adapters/emulated": {"src/base"},
     "adapters/torch": {"src/base", "src/io", "src/mem", "src/optim", "src/tier"},
-    "python/src": {"src/base", "adapters/torch", "src/optim"},
+    "python/src": {"src/base", "adapters/emulated", "adapters/torch", "src/optim"},
 }
 
 # Which folder a public header belongs to.
@@ -32,7 +33,7 @@ PUBLIC = {
 PUBLIC_ONLY = {"cli": {"src/io", "src/mem", "src/optim", "src/tier"}}
 # What only these folders may include.
 FENCED = {
-    r"^(torch|ATen|c10|pybind11)/": ("adapters/torch", "python/src"),
+    r"^(torch|ATen|c10|pybind11)/": ("adapters/emulated", "adapters/torch", "python/src"),
     r"^liburing\.h": ("src/io",),
     r"^xxhash\.h": ("src/tier",),
 }

@@ -1,0 +1,214 @@
+// Which operator runs what on the emulated device.
+//
+// An operator runs the kernel that it has on the CPU, over the device's memory
+// (run_on_cpu). By itself torch would do so only where there is nothing else:
+// many operators come with a composition of other operators for devices
+// without a kernel, and a composition rounds differently. The few operators
+// here by name are those that make memory, cross the border between devices, or
+// choose a path by the kind of device.
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <torch/library.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "adapters/emulated/cpu_aliases.h"
+#include "adapters/emulated/device.h"
+#include "adapters/emulated/recurrent.h"
+
+namespace zinf::emulated {
+namespace {
+
+using c10::DispatchKey;
+
+Access access_of(const c10::FunctionSchema& schema) {
+  if (schema.name() == "aten::set_") return Access::kMetadata;
+  bool view = !schema.returns().empty() &&
+              schema.returns()[0].alias_info() != nullptr &&
+              !schema.returns()[0].alias_info()->isWrite();
+  return view ? Access::kMetadata : Access::kData;
+}
+
+// As on other devices: the host's tensors are for scalars, and for what is read
+// on the host anyway.
+void check_device(const c10::FunctionSchema& schema, const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.is_privateuseone()) return;
+  std::string_view name = schema.name();
+  bool host_may = tensor.dim() == 0 ||
+                  name.find("index") != std::string_view::npos ||
+                  name.find("_foreach") != std::string_view::npos;
+  TORCH_CHECK(tensor.is_cpu() && host_may, schema.name(),
+              ": expected all tensors to be on the same device, but found "
+              "one on ",
+              kDevice, " and one on ", tensor.device());
+}
+
+c10::IValue argument_to_cpu(CpuAliases& aliases,
+                            const c10::FunctionSchema& schema,
+                            const c10::IValue& value) {
+  auto to_cpu = [&](const at::Tensor& tensor) {
+    check_device(schema, tensor);
+    return aliases.to_cpu(tensor);
+  };
+  if (value.isTensor()) return to_cpu(value.toTensor());
+  if (value.isStorage()) return aliases.to_cpu(value.toStorage());
+  if (value.isDevice()) return c10::Device(c10::kCPU);
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      list.push_back(to_cpu(tensor));
+    }
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const auto& tensor : value.toOptionalTensorVector()) {
+      list.push_back(tensor ? std::optional(to_cpu(*tensor)) : std::nullopt);
+    }
+    return list;
+  }
+  return value;
+}
+
+c10::IValue result_to_device(CpuAliases& aliases, const c10::IValue& value) {
+  if (value.isTensor()) return aliases.to_device(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      list.push_back(aliases.to_device(tensor));
+    }
+    return list;
+  }
+  return value;
+}
+
+// The boxed kernel of every operator that is not here by name.
+void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  CpuAliases aliases(access_of(schema));
+  for (c10::IValue& value : std::span(*stack).last(schema.arguments().size())) {
+    value = argument_to_cpu(aliases, schema, value);
+  }
+  op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CPU), stack);
+  aliases.write_back();
+  for (c10::IValue& value : std::span(*stack).last(schema.returns().size())) {
+    value = result_to_device(aliases, value);
+  }
+}
+
+at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
+                 std::optional<at::Layout>, std::optional<at::Device> device,
+                 std::optional<bool>,
+                 std::optional<at::MemoryFormat> memory_format) {
+  if (device) check_index(device->index());
+  return at::detail::empty_generic(
+      size, allocator(), c10::DispatchKeySet(DispatchKey::PrivateUse1),
+      c10::dtype_or_default(dtype), memory_format);
+}
+
+at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
+                         std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout>,
+                         std::optional<at::Device> device,
+                         std::optional<bool>) {
+  if (device) check_index(device->index());
+  return at::detail::empty_strided_generic(
+      size, stride, allocator(), c10::DispatchKeySet(DispatchKey::PrivateUse1),
+      c10::dtype_or_default(dtype));
+}
+
+// Between the host and the device, and within the device.
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
+  CpuAliases aliases(Access::kData);
+  aliases.to_cpu(to).copy_(aliases.to_cpu(from));
+  return to;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
+  to.resize_(from.sizes());
+  return copy_from(from, to, /*non_blocking=*/false);
+}
+
+// `parameter.data = parameter.data.to("emu")` keeps the parameter, and with it
+// tied weights and optimizers, as for devices that torch knows.
+bool may_replace_data(const at::Tensor& tensor, const at::Tensor& data) {
+  auto dense = [](const at::Tensor& t) {
+    return t.layout() == at::kStrided && (t.is_cpu() || t.is_privateuseone());
+  };
+  return dense(tensor) && dense(data);
+}
+
+void record_stream(at::Tensor&, c10::Stream) {}
+
+// The CPU's choice between flash attention and plain operators.
+std::int64_t choose_attention(const at::Tensor& query, const at::Tensor& key,
+                              const at::Tensor& value,
+                              const std::optional<at::Tensor>& mask,
+                              double dropout, bool is_causal,
+                              std::optional<double> scale, bool enable_gqa) {
+  return at::_fused_sdp_choice(query, key, value, mask, dropout, is_causal,
+                               scale, enable_gqa);
+}
+
+// Operators with a kernel for the CPU and a composition for other devices.
+void prefer_cpu_kernels(torch::Library& aten) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    auto op = dispatcher.findSchema(name);
+    if (!op || name.getNamespace() != "aten") continue;
+    auto has = [&](DispatchKey key) {
+      return op->hasKernelForDispatchKey(key);
+    };
+    bool composed = has(DispatchKey::CompositeImplicitAutograd) ||
+                    has(DispatchKey::CompositeExplicitAutograd) ||
+                    has(DispatchKey::CompositeExplicitAutogradNonFunctional);
+    if (has(DispatchKey::CPU) && composed && !has(DispatchKey::PrivateUse1)) {
+      aten.impl(c10::toString(name).c_str(),
+                torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+    }
+  }
+}
+
+torch::Library& library(const char* name, DispatchKey key) {
+  return *new torch::Library(torch::Library::IMPL, name, key, __FILE__,
+                             __LINE__);
+}
+
+}  // namespace
+
+void register_operators() {
+  torch::Library& aten = library("aten", DispatchKey::PrivateUse1);
+  aten.impl("empty.memory_format", &empty);
+  aten.impl("empty_strided", &empty_strided);
+  aten.impl("_copy_from", &copy_from);
+  aten.impl("_copy_from_and_resize", &copy_from_and_resize);
+  aten.impl("_has_compatible_shallow_copy_type", &may_replace_data);
+  aten.impl("record_stream", &record_stream);
+  for (DispatchKey key :
+       {DispatchKey::PrivateUse1, DispatchKey::AutogradPrivateUse1}) {
+    torch::Library& composed = library("aten", key);
+    composed.impl("lstm.input", &lstm);
+    composed.impl("_thnn_fused_lstm_cell", &lstm_cell);
+    composed.impl("_thnn_fused_gru_cell", &gru_cell);
+  }
+  // The copy applies them; torch would make a copy first, by this operator.
+  for (DispatchKey key : {DispatchKey::Conjugate, DispatchKey::Negative}) {
+    library("aten", key)
+        .impl("_copy_from", torch::CppFunction::makeFallthrough());
+  }
+  at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(
+      &choose_attention);
+  for (const char* name : {"convolution", "convolution_backward"}) {
+    aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+  }
+  prefer_cpu_kernels(aten);
+  library("_", DispatchKey::PrivateUse1)
+      .fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+}
+
+}  // namespace zinf::emulated
