@@ -240,6 +240,7 @@ Status start(std::size_t memory_bytes) {
   at::RegisterPrivateUse1HooksInterface(new Hooks);
   c10::impl::DeviceGuardImplRegistrar(kDevice.type(), new Guard);
   register_operators();
+  register_autocast();
   return {};
 }
 

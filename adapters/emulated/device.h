@@ -35,7 +35,9 @@ void check_index(c10::DeviceIndex index);
 void replace_content(c10::StorageImpl& storage, std::size_t new_bytes,
                      const void* content, std::size_t bytes);
 
-// Part of start(); in operators.cpp.
+// Parts of start(). Autocast has torch's lists for accelerators, so with it
+// bits are not the CPU's.
 void register_operators();
+void register_autocast();
 
 }  // namespace zinf::emulated

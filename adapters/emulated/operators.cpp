@@ -10,6 +10,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/histc.h>
 #include <torch/library.h>
 
 #include <cstdint>
@@ -155,6 +156,18 @@ std::int64_t choose_attention(const at::Tensor& query, const at::Tensor& key,
                                scale, enable_gqa);
 }
 
+// Accelerators count integers too, and models use that.
+at::Tensor histc(const at::Tensor& tensor, std::int64_t bins,
+                 const at::Scalar& min, const at::Scalar& max) {
+  CpuAliases aliases(Access::kData);
+  at::Tensor cpu = aliases.to_cpu(tensor);
+  if (!at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false)) {
+    return aliases.to_device(at::histc(cpu, bins, min, max));
+  }
+  at::Tensor counts = at::histc(cpu.to(at::kDouble), bins, min, max);
+  return aliases.to_device(counts.to(tensor.scalar_type()));
+}
+
 // Operators with a kernel for the CPU and a composition for other devices.
 void prefer_cpu_kernels(torch::Library& aten) {
   auto& dispatcher = c10::Dispatcher::singleton();
@@ -188,6 +201,7 @@ void register_operators() {
   aten.impl("_copy_from", &copy_from);
   aten.impl("_copy_from_and_resize", &copy_from_and_resize);
   aten.impl("_has_compatible_shallow_copy_type", &may_replace_data);
+  aten.impl("histc", &histc);
   aten.impl("record_stream", &record_stream);
   for (DispatchKey key :
        {DispatchKey::PrivateUse1, DispatchKey::AutogradPrivateUse1}) {

@@ -180,6 +180,20 @@ def test_low_precision_gives_the_bits_of_the_cpu(dtype):
     assert_same_bits((x.to("emu", dtype) @ w.to("emu", dtype)).tanh(), (x.to(dtype) @ w.to(dtype)).tanh(), "")
 
 
+def test_autocast_has_the_lists_of_accelerators():
+    x, w = torch.randn(4, 8, device="emu"), torch.randn(8, 8, device="emu", requires_grad=True)
+    with torch.autocast("emu", dtype=torch.bfloat16):
+        product = x @ w
+        assert product.dtype == torch.bfloat16 and product.softmax(-1).dtype == torch.float32
+    product.float().sum().backward()
+    assert w.grad.dtype == torch.float32
+
+
+def test_histograms_of_integers():
+    counts = torch.histc(torch.tensor([0, 2, 2, 3], device="emu", dtype=torch.int32), bins=4, min=0, max=3)
+    assert counts.dtype == torch.int32 and counts.tolist() == [1, 0, 2, 1]
+
+
 def test_random_numbers_are_the_cpus():
     torch.manual_seed(3)
     theirs = [torch.randn(7), torch.rand(3, 3), torch.randperm(9), F.dropout(torch.ones(50))]
