@@ -99,19 +99,20 @@ std::vector<Bytes> seed_volume_header() {
 
 std::vector<Bytes> seed_superblock() {
   std::vector<Bytes> seeds;
-  std::vector<Piece> regions;
+  Superblock superblock;
+  superblock.uuid = geometry().uuid;
+  superblock.next_version = 9;
+  Capacity& capacity = superblock.capacity;
+  capacity.volume_bytes = geometry().volume_bytes;
+  capacity.state_bytes = 123'456;
+  capacity.num_states = 7;
   for (std::uint64_t bytes : {0, 100, 70'000}) {
-    regions.push_back({0, (3 + 200 * regions.size()) * kUnit, 100 * kUnit});
+    std::uint64_t begin = 3 + 200 * capacity.metadata.size();
+    capacity.metadata.push_back({0, begin * kUnit, 100 * kUnit});
+    superblock.sequence = bytes + 1;
+    superblock.catalog = blob(20, bytes);
     Page page;
-    encode(Superblock{.uuid = geometry().uuid,
-                      .sequence = bytes + 1,
-                      .next_version = 9,
-                      .capacity = {.volume_bytes = geometry().volume_bytes,
-                                   .metadata = regions,
-                                   .state_bytes = 123'456,
-                                   .num_states = 7},
-                      .catalog = blob(20, bytes)},
-           page);
+    encode(superblock, page);
     seeds.emplace_back(page.begin(), page.end());
   }
   return seeds;
