@@ -35,4 +35,10 @@ void split_master(const float* master, std::uint16_t* high, std::uint16_t* low,
 void join_master(const std::uint16_t* high, const std::uint16_t* low,
                  float* master, std::size_t count, ThreadPool* pool = nullptr);
 
+// A narrow weight that somebody has edited: where it is not the cast of its
+// master any more, the master becomes the weight; other elements keep theirs.
+// Returns how many were edited.
+std::size_t follow_edits(Dtype dtype, const void* weight, float* master,
+                         std::size_t count, ThreadPool* pool = nullptr);
+
 }  // namespace zinf

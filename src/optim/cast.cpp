@@ -1,5 +1,8 @@
 #include "zinf/cast.h"
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstring>
 
 #include "src/optim/kernels.h"
@@ -53,6 +56,30 @@ void join_master(const std::uint16_t* high, const std::uint16_t* low,
   run_over(pool, count, [&](std::size_t begin, std::size_t end) {
     table.join(high + begin, low + begin, master + begin, end - begin);
   });
+}
+
+std::size_t follow_edits(Dtype dtype, const void* weight, float* master,
+                         std::size_t count, ThreadPool* pool) {
+  constexpr std::size_t kBlock = 2048;
+  const auto* weights = static_cast<const std::uint16_t*>(weight);
+  std::atomic<std::size_t> edited = 0;
+  run_over(pool, count, [&](std::size_t begin, std::size_t end) {
+    std::array<std::uint16_t, kBlock> casts;
+    for (; begin < end; begin += kBlock) {
+      std::size_t elems = std::min(kBlock, end - begin);
+      narrow(master + begin, dtype, casts.data(), elems);
+      if (std::memcmp(casts.data(), weights + begin,
+                      elems * sizeof(std::uint16_t)) == 0) {
+        continue;
+      }
+      for (std::size_t i = 0; i < elems; ++i) {
+        if (casts[i] == weights[begin + i]) continue;
+        widen(dtype, weights + begin + i, master + begin + i, 1);
+        ++edited;
+      }
+    }
+  });
+  return edited;
 }
 
 }  // namespace zinf

@@ -128,6 +128,29 @@ RC_GTEST_PROP(Cast, SplitMastersComeBack, (std::uint32_t bits)) {
   RC_ASSERT(bits_of(split_and_join(from_bits(bits))) == bits);
 }
 
+TEST(Cast, EditedWeightsBecomeTheirMasters) {
+  for (Dtype dtype : {Dtype::kBFloat16, Dtype::kFloat16}) {
+    std::vector<float> master(5000);
+    for (std::size_t i = 0; i < master.size(); ++i) {
+      master[i] = 0.001F * static_cast<float>(i) + 0.3F;
+    }
+    std::vector<std::uint16_t> weight(master.size());
+    narrow(master.data(), dtype, weight.data(), master.size());
+    std::vector<float> before = master;
+    EXPECT_EQ(follow_edits(dtype, weight.data(), master.data(), master.size()),
+              0u);
+    EXPECT_EQ(master, before) << "nothing was edited";
+    std::vector<float> edit = {-2.5F};
+    for (std::size_t i : {0, 2047, 2048, 4999}) {
+      narrow(edit.data(), dtype, &weight[i], 1);
+      before[i] = -2.5F;
+    }
+    EXPECT_EQ(follow_edits(dtype, weight.data(), master.data(), master.size()),
+              4u);
+    EXPECT_EQ(master, before) << "only what was edited follows";
+  }
+}
+
 TEST(Cast, ThreadsChangeNothing) {
   constexpr std::size_t kCount = 70'001;
   std::mt19937 random(3);
