@@ -216,6 +216,10 @@ class Residency {
   // while anything is pinned.
   Status rollback();
 
+  // The memory of a pinned state; it stays while its owner is held, whatever
+  // becomes of the state.
+  Block block(const Pin& pin) const;
+
   bool has_backing() const;
   Place place(StateRef state) const;
   ResidencyStats stats() const;

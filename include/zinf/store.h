@@ -19,7 +19,8 @@
 // begins (so that ranks can agree on a common one); during a step the last one
 // stays. With Durability::on_save it stays only while fewer than `kept`
 // versions have a name. So a step needs room for (2 + kept) x states, or (1 +
-// kept) x states with on_save: that much is reserved by create() and reserve(),
+// kept) x states with on_save (and kept x states when written once): that much
+// is reserved by create() and reserve(),
 // define() refuses states beyond it, and keep() more names than it was made
 // for. No other call ever extends a file.
 //
@@ -50,10 +51,16 @@ struct Durability {
   // 0: only when commit() is called (at a save); k: at every step that k
   // divides.
   std::uint64_t every = 0;
+  // One version is written and named, and nothing after it.
+  bool once = false;
 
-  static Durability on_save() { return {0}; }
-  static Durability every_step() { return {1}; }
-  static Durability every_k(std::uint64_t k) { return {k}; }
+  static Durability on_save() { return {}; }
+  static Durability every_step() { return every_k(1); }
+  static Durability every_k(std::uint64_t k) { return {.every = k}; }
+  static Durability written_once() { return {.once = true}; }
+
+  // Of all states that a step needs beside the versions that have a name.
+  std::uint32_t copies() const { return once ? 0 : every == 0 ? 1 : 2; }
 
   bool due(std::uint64_t step) const { return every != 0 && step % every == 0; }
 };

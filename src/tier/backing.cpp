@@ -35,8 +35,7 @@ class StoreBacking final : public Backing {
     ZINF_ASSIGN(StateId id, store_.define(spec));
     return id.index;
   }
-  // The store cannot forget a state yet: its content stays.
-  Status remove(std::uint32_t) override { return {}; }
+  Status remove(std::uint32_t state) override { return store_.remove({state}); }
   bool has_content(std::uint32_t state) const override {
     return store_.has_content({state});
   }

@@ -439,7 +439,7 @@ Result<VolumeHeader> parse_volume_header(std::span<const std::byte> page) {
               header.index < header.count && header.block_bytes >= kUnit &&
               header.block_bytes <= kGiB &&
               is_aligned(header.block_bytes, std::uint64_t{kUnit}) &&
-              header.copies >= 1 && header.copies <= 2;
+              header.copies <= 2;
   if (!good) return corrupt("the volume header makes no sense");
   return header;
 }

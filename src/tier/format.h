@@ -49,7 +49,7 @@ struct VolumeHeader {
   std::uint64_t block_bytes = 0;
   std::uint64_t extra_bytes = 0;  // what the store was made for
   std::uint32_t kept = 0;
-  std::uint32_t copies = 0;  // 1 on_save, 2 else
+  std::uint32_t copies = 0;  // Durability::copies()
 };
 
 // What the store has room for. Grows, as atomically as a commit.

@@ -132,6 +132,13 @@ void Residency::Impl::count_memory(const State& state, bool more) {
       std::max(stats_.memory_high_bytes, stats_.memory_bytes);
 }
 
+void Residency::Impl::set_awaited(State& state, bool awaited) {
+  if (state.awaited == awaited) return;
+  state.awaited = awaited;
+  if (state.home != Home::kAway) return;
+  awaited_bytes_ += awaited ? state.spec.bytes : -state.spec.bytes;
+}
+
 void Residency::Impl::give(StateRef ref, Block block) {
   MutexLock lock(mutex_);
   State& state = at(ref);
@@ -144,6 +151,7 @@ void Residency::Impl::give(StateRef ref, Block block) {
 }
 
 void Residency::Impl::give_memory(State& state) {
+  set_awaited(state, false);
   if (state.block.owner == nullptr) return;
   state.block = {};
   count_memory(state, false);
@@ -173,6 +181,7 @@ Result<Residency::Impl::Need> Residency::Impl::try_pin(State& state, Use use) {
     }
   }
   if (change && state.place != kDirty) move_to(state, kDirty);
+  set_awaited(state, false);
   ++state.pins;
   if (change) ++state.writers;
   ++stats_.pins;
@@ -220,8 +229,9 @@ void Residency::Impl::unpin(StateRef ref, Use use) {
       land_finished();
       write = leave(ref);
     }
-    if (stats_.away_bytes > options_.away_limit_bytes) {
-      excess = stats_.away_bytes - options_.away_limit_bytes;
+    std::uint64_t unused = stats_.away_bytes - awaited_bytes_;
+    if (unused > options_.away_limit_bytes) {
+      excess = unused - options_.away_limit_bytes;
     }
   }
   if (write) launch(ref);
@@ -236,6 +246,7 @@ void Residency::Impl::prefetch(StateRef ref) {
     if (state.place != kAbsent || !take_memory(state).ok()) return;
     state.leaving = false;
     state.last_use = ++clock_;
+    set_awaited(state, true);
     move_to(state, kReading);
   }
   launch(ref);
@@ -375,7 +386,8 @@ std::vector<StateRef> Residency::Impl::by_age(Place place,
   for (std::uint32_t i = 0; i < states_.size(); ++i) {
     const State& state = states_[i];
     if (state.place != place || !idle(state)) continue;
-    if (!home || state.home == *home) refs.push_back({i});
+    if (home && (state.home != *home || state.awaited)) continue;
+    refs.push_back({i});
   }
   std::sort(refs.begin(), refs.end(),
             [&](StateRef a, StateRef b) ZINF_REQUIRES(mutex_) {
@@ -494,6 +506,11 @@ Place Residency::Impl::place(StateRef ref) const {
   return const_cast<Impl*>(this)->at(ref).place;
 }
 
+Block Residency::Impl::block(StateRef ref) const {
+  MutexLock lock(mutex_);
+  return const_cast<Impl*>(this)->at(ref).block;
+}
+
 ResidencyStats Residency::Impl::stats() const {
   MutexLock lock(mutex_);
   return stats_;
@@ -547,6 +564,9 @@ bool Residency::due(std::uint64_t step) const { return impl_->due(step); }
 bool Residency::has_backing() const { return impl_->has_backing(); }
 Status Residency::rollback() { return impl_->rollback(); }
 Place Residency::place(StateRef state) const { return impl_->place(state); }
+Block Residency::block(const Pin& pin) const {
+  return impl_->block(pin.state_);
+}
 ResidencyStats Residency::stats() const { return impl_->stats(); }
 
 }  // namespace zinf

@@ -35,6 +35,7 @@ class Residency::Impl {
   bool has_backing() const { return options_.backing != nullptr; }
   Status rollback();
   Place place(StateRef ref) const;
+  Block block(StateRef ref) const;
   ResidencyStats stats() const;
 
  private:
@@ -51,6 +52,7 @@ class Residency::Impl {
     int writers = 0;  // of these, not Use::kRead
     std::uint64_t last_use = 0;
     bool leaving = false;  // drop it when nobody uses it
+    bool awaited = false;  // prefetched, and not used since
     bool removed = false;
     bool in_use = false;  // else the entry is free
 
@@ -66,6 +68,7 @@ class Residency::Impl {
   // kOverBudget without an attempt to make room.
   Status take_memory(State& state) ZINF_REQUIRES(mutex_);
   void count_memory(const State& state, bool more) ZINF_REQUIRES(mutex_);
+  void set_awaited(State& state, bool awaited) ZINF_REQUIRES(mutex_);
   void give_memory(State& state) ZINF_REQUIRES(mutex_);
   Result<Need> try_pin(State& state, Use use) ZINF_REQUIRES(mutex_);
   // To kWriting, if it is kDirty and nobody is changing it.
@@ -98,6 +101,7 @@ class Residency::Impl {
   std::vector<std::uint32_t> free_ ZINF_GUARDED_BY(mutex_);
   std::vector<StateRef> writing_ ZINF_GUARDED_BY(mutex_);  // some are over
   std::uint64_t clock_ ZINF_GUARDED_BY(mutex_) = 0;
+  std::uint64_t awaited_bytes_ ZINF_GUARDED_BY(mutex_) = 0;  // kAway only
   ResidencyStats stats_ ZINF_GUARDED_BY(mutex_);
 };
 

@@ -44,6 +44,9 @@ Status StoreOptions::validate() const {
     if (!(path.weight >= 0)) complain(strf("a weight is %g", path.weight));
   }
   if (kept < 0 || kept > 1000) complain(strf("kept is %d", kept));
+  if (durability.once && kept < 1) {
+    complain("what is written once must be kept");
+  }
   if (!std::has_single_bit(block_bytes) || block_bytes < kPage ||
       block_bytes > 64 * kMiB) {
     complain(
@@ -64,8 +67,8 @@ Status StoreOptions::validate() const {
 
 std::uint64_t StoreOptions::data_bytes() const {
   constexpr std::uint64_t kAlign = kPage;
-  std::uint64_t copies = (durability.every == 0 ? 1 : 2) +
-                         static_cast<std::uint64_t>(std::max(kept, 0));
+  std::uint64_t copies =
+      durability.copies() + static_cast<std::uint64_t>(std::max(kept, 0));
   // A state ends in a page of its own; a new extra is written before the old
   // one goes.
   std::uint64_t states = align_up(state_bytes, kAlign) + num_states * kPage;

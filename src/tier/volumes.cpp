@@ -242,7 +242,8 @@ Result<Capacity> Volumes::grown(const Capacity& now, std::uint64_t state_bytes,
   Capacity next = now;
   next.state_bytes = std::max(now.state_bytes, state_bytes);
   next.num_states = std::max(now.num_states, num_states);
-  StoreOptions wanted{.durability = {header_.copies - 1},
+  StoreOptions wanted{.durability = {.every = header_.copies == 2 ? 1u : 0u,
+                                     .once = header_.copies == 0},
                       .state_bytes = next.state_bytes,
                       .num_states = next.num_states,
                       .kept = static_cast<int>(header_.kept),
@@ -299,7 +300,7 @@ Status Volumes::write_headers(const StoreOptions& options,
                .block_bytes = options.block_bytes,
                .extra_bytes = options.extra_bytes,
                .kept = static_cast<std::uint32_t>(options.kept),
-               .copies = options.durability.every == 0 ? 1u : 2u};
+               .copies = options.durability.copies()};
     PageBuffer page(kUnit);
     Page encoded;
     encode(header_, encoded);

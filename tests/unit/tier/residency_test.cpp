@@ -618,14 +618,14 @@ TEST_P(DurabilityTest, HostStatesTakePartInCommitsByThePolicy) {
   std::uint64_t every = GetParam();
   auto disk = std::make_shared<io::MemoryDisk>();
   {
-    Tiers tiers(disk, Durability{every}, 4, 0);
+    Tiers tiers(disk, Durability::every_k(every), 4, 0);
     StateRef ref = ok(tiers.host().add(spec("a"), Home::kMemory));
     for (int step = 1; step <= 10; ++step) {
       fill(tiers.host(), ref, step);
       ASSERT_TRUE(tiers.host().end_step(step).ok());
     }
   }
-  Tiers tiers(disk, Durability{every}, 4, 0);
+  Tiers tiers(disk, Durability::every_k(every), 4, 0);
   StateRef ref = ok(tiers.host().add(spec("a"), Home::kMemory));
   int wanted = every == 0 ? -1 : static_cast<int>(10 / every * every);
   EXPECT_EQ(value_of(tiers.host(), ref), wanted);

@@ -536,7 +536,29 @@ TEST(StoreOptions, CapacityFollowsTheFormula) {
     EXPECT_EQ(options.data_bytes(), (2 + copies) * 100 * kMiB);
     options.durability = Durability::every_k(4);
     EXPECT_EQ(options.data_bytes(), (2 + copies) * 100 * kMiB);
+    options.durability = Durability::written_once();
+    EXPECT_EQ(options.data_bytes(), copies * 100 * kMiB);
   }
+}
+
+TEST_F(StoreTest, WhatIsWrittenOnceNeedsItsOwnRoomOnly) {
+  StoreOptions once = options();
+  once.durability = Durability::written_once();
+  once.state_bytes = kMiB;
+  once.num_states = 1;
+  {
+    auto store = made(Store::create(once));
+    EXPECT_LT(store->stats().capacity_bytes, 2 * kMiB);
+    StateId id = define(*store, "a", kMiB);
+    ASSERT_TRUE(put(*store, id, kMiB, 1).ok());
+    ASSERT_TRUE(store->commit(7).ok());
+    ASSERT_TRUE(store->keep("checkpoint").ok());
+    EXPECT_EQ(put(*store, id, kMiB, 2).code(), Code::kNoSpace);
+  }
+  auto store = made(Store::open(once));
+  EXPECT_TRUE(holds(*store, store->find("a", "exp_avg").value(), kMiB, 1));
+  once.kept = 0;
+  EXPECT_EQ(once.validate().code(), Code::kInvalid);
 }
 
 TEST(StoreOptions, EveryProblemIsTold) {
