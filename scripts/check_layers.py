@@ -15,9 +15,10 @@ ALLOWED = {
     "src/mem": {"src/base"},
     "src/optim": {"src/base"},
     "src/tier": {"src/base", "src/io", "src/mem"},
+    "src/engine": {"src/base", "src/mem", "src/tier"},
     "cli": {"src/base"},
     "adapters/emulated": {"src/base"},
-    "adapters/torch": {"src/base", "src/io", "src/mem", "src/optim", "src/tier"},
+    "adapters/torch": {"src/base", "src/engine", "src/io", "src/mem", "src/optim", "src/tier"},
     "python/src": {"src/base", "adapters/emulated", "adapters/torch", "src/optim"},
 }
 
@@ -28,6 +29,7 @@ PUBLIC = {
     "src/mem": {"arena", "budget", "slab"},
     "src/optim": {"adam", "cast", "dtype"},
     "src/tier": {"residency", "store"},
+    "src/engine": {"host_tier"},
 }
 # Folders whose public headers these may include too, but not the private ones.
 PUBLIC_ONLY = {"cli": {"src/io", "src/mem", "src/optim", "src/tier"}}

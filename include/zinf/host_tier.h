@@ -1,0 +1,84 @@
+// The host's memory of one engine, with what is below it.
+//
+// A budget, a pool of buffers, a scratch store on NVMe that grows as states
+// come, and the Residency that joins them. Placement follows from the role of a
+// state and the options; torch-free.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "zinf/budget.h"
+#include "zinf/residency.h"
+#include "zinf/status.h"
+
+namespace zinf {
+
+// Where the user wants states of a role.
+enum class Where : std::uint8_t {
+  kAuto,  // in memory while it fits, below otherwise
+  kHost,
+  kNvme,
+};
+
+enum class Role : std::uint8_t {
+  kWeight,
+  kState,  // the optimizer's
+  kGrad,
+};
+std::string_view role_name(Role role);
+
+struct HostTierOptions {
+  std::uint64_t host_bytes = 0;   // for states in memory; 0: no limit
+  std::vector<std::string> nvme;  // directories; a private one is made in each
+  Where weights = Where::kAuto;   // and gradients
+  Where states = Where::kAuto;
+  // Of what is to live on NVMe, so much may be in memory unused.
+  std::uint64_t away_bytes = 0;
+
+  // kInvalid with every problem in one text.
+  Status validate() const;
+};
+
+struct HostTierStats {
+  ResidencyStats residency;
+  std::uint64_t nvme_bytes = 0;  // of the scratch store's files
+};
+
+// Thread-safe.
+class HostTier {
+ public:
+  // `leaving` as in ResidencyOptions.
+  static Result<std::shared_ptr<HostTier>> create(
+      const HostTierOptions& options,
+      std::function<Leave(StateRef, void* owner)> leaving);
+  ~HostTier();
+  HostTier(const HostTier&) = delete;
+  HostTier& operator=(const HostTier&) = delete;
+
+  Result<StateRef> add(const StateSpec& spec, Role role, void* owner);
+  Home home_of(Role role) const;
+
+  // Makes room on NVMe for so many bytes more than are there: before the first
+  // step, so that a disk that is too small is refused then.
+  Status reserve(std::uint64_t bytes, std::size_t num_states);
+
+  // Memory that is not a state's, counted in the budget for as long as the
+  // result lives; states are dropped for it, and if that is not enough the
+  // budget is exceeded.
+  Reservation count(Tag tag, std::uint64_t bytes);
+
+  Residency& residency();
+  const Budget& budget() const;
+  const HostTierOptions& options() const;
+  HostTierStats stats() const;
+
+ private:
+  HostTier() = default;
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace zinf

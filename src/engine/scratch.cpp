@@ -1,0 +1,166 @@
+#include "src/engine/scratch.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "src/base/align.h"
+#include "src/base/check.h"
+#include "src/base/strf.h"
+#include "zinf/bytes.h"
+#include "zinf/log.h"
+
+namespace zinf {
+namespace {
+
+constexpr std::uint64_t kLeastBytes = 64 * kMiB;  // of the first store
+constexpr std::size_t kLeastStates = 256;
+
+std::uint64_t padded(std::uint64_t bytes) {
+  return align_up(bytes, std::uint64_t{kPage});
+}
+
+}  // namespace
+
+Scratch::Scratch(std::vector<std::string> parents)
+    : parents_(std::move(parents)) {}
+
+Scratch::~Scratch() {
+  MutexLock lock(mutex_);
+  if (store_ == nullptr) return;
+  store_.reset();
+  for (const std::string& directory : directories_) {
+    if (Status status = remove_store(directory); !status.ok()) {
+      log(LogLevel::kError, "%s", status.text().c_str());
+    }
+  }
+}
+
+Status Scratch::make_room(std::uint64_t bytes, std::size_t num_states) {
+  std::uint64_t wanted = used_bytes_ + bytes;
+  std::size_t wanted_states = used_states_ + num_states;
+  if (wanted <= room_bytes_ && wanted_states <= room_states_) return {};
+  std::uint64_t room = std::max(room_bytes_, wanted);
+  std::size_t states = std::max(room_states_, wanted_states);
+  if (store_ != nullptr) {
+    ZINF_TRY(store_->reserve(room, states));
+  } else {
+    static std::atomic<int> count = 0;
+    std::string name = strf("/zinf-%d-%d", static_cast<int>(getpid()), count++);
+    StoreOptions options;
+    for (const std::string& parent : parents_) {
+      directories_.push_back(parent + name);
+      options.paths.push_back({.path = directories_.back()});
+    }
+    options.verify = Verify::kNever;
+    options.state_bytes = room;
+    options.num_states = states;
+    options.kept = 0;
+    auto made = Store::create(options);
+    if (!made.ok()) {
+      directories_.clear();
+      return made.status();
+    }
+    store_ = std::move(made).value();
+  }
+  room_bytes_ = room;
+  room_states_ = states;
+  return {};
+}
+
+Status Scratch::reserve(std::uint64_t bytes, std::size_t num_states) {
+  MutexLock lock(mutex_);
+  return make_room(bytes, num_states);
+}
+
+std::uint64_t Scratch::capacity_bytes() const {
+  MutexLock lock(mutex_);
+  return store_ == nullptr ? 0 : store_->stats().capacity_bytes;
+}
+
+Result<std::uint32_t> Scratch::add(const StateSpec& spec) {
+  MutexLock lock(mutex_);
+  if (free_.empty()) {
+    states_.push_back({spec, {}});
+    return static_cast<std::uint32_t>(states_.size() - 1);
+  }
+  std::uint32_t state = free_.back();
+  free_.pop_back();
+  states_[state] = {spec, {}};
+  return state;
+}
+
+Status Scratch::remove(std::uint32_t state) {
+  MutexLock lock(mutex_);
+  State gone = std::exchange(states_[state], {});
+  free_.push_back(state);
+  if (gone.id == StateId{}) return {};
+  used_bytes_ -= padded(gone.spec.bytes);
+  --used_states_;
+  return store_->remove(gone.id);
+}
+
+bool Scratch::has_content(std::uint32_t state) const {
+  MutexLock lock(mutex_);
+  StateId id = states_[state].id;
+  return id != StateId{} && store_->has_content(id);
+}
+
+Result<StateId> Scratch::define(std::uint32_t index) {
+  State& state = states_[index];
+  if (state.id != StateId{}) return state.id;
+  std::uint64_t bytes = padded(state.spec.bytes);
+  if (used_bytes_ + bytes > room_bytes_ || used_states_ + 1 > room_states_) {
+    // In doubling steps; when the disk has no room for that, just enough.
+    Status status = make_room(std::max({bytes, room_bytes_, kLeastBytes}),
+                              std::max(room_states_, kLeastStates));
+    if (!status.ok()) ZINF_TRY(make_room(bytes, 1));
+  }
+  // The state's own name may be used by another unit: the run's is unique.
+  StateSpec spec = state.spec;
+  spec.unit = strf("%u %s", index, spec.unit.c_str());
+  ZINF_ASSIGN(state.id, store_->define(spec));
+  used_bytes_ += bytes;
+  ++used_states_;
+  return state.id;
+}
+
+std::unique_ptr<Move> Scratch::read(std::uint32_t state,
+                                    std::span<std::byte> into) {
+  Store* store = nullptr;
+  StateId id;
+  {
+    MutexLock lock(mutex_);
+    store = store_.get();
+    id = states_[state].id;
+    ZINF_CHECK(id != StateId{}, "%s was never written",
+               states_[state].spec.name().c_str());
+  }
+  return store_read(*store, id, into);
+}
+
+std::unique_ptr<Move> Scratch::write(std::uint32_t state,
+                                     std::span<const std::byte> from) {
+  Store* store = nullptr;
+  StateId id;
+  {
+    MutexLock lock(mutex_);
+    Result<StateId> defined = define(state);
+    if (!defined.ok()) return finished_move(defined.status());
+    store = store_.get();
+    id = *defined;
+  }
+  return store_write(*store, id, from);
+}
+
+Status Scratch::commit(std::uint64_t) {
+  return Status::error(Code::kUnsupported, "a scratch store has no versions");
+}
+
+Status Scratch::rollback() {
+  return Status::error(Code::kUnsupported, "a scratch store has no versions");
+}
+
+}  // namespace zinf

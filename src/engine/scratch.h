@@ -1,0 +1,61 @@
+// A store that lives as long as one run: made when the first state is written,
+// grown when more come, removed at the end.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/base/mutex.h"
+#include "zinf/residency.h"
+#include "zinf/store.h"
+
+namespace zinf {
+
+// Thread-safe. Commits nothing: what it holds ends with the process.
+class Scratch final : public Backing {
+ public:
+  // One private directory in each of these is made when it is needed.
+  explicit Scratch(std::vector<std::string> parents);
+  ~Scratch() override;
+
+  // Room for so many bytes more than there are states for now.
+  Status reserve(std::uint64_t bytes, std::size_t num_states);
+  std::uint64_t capacity_bytes() const;
+
+  Result<std::uint32_t> add(const StateSpec& spec) override;
+  Status remove(std::uint32_t state) override;
+  bool has_content(std::uint32_t state) const override;
+  std::unique_ptr<Move> read(std::uint32_t state,
+                             std::span<std::byte> into) override;
+  std::unique_ptr<Move> write(std::uint32_t state,
+                              std::span<const std::byte> from) override;
+  bool due(std::uint64_t) const override { return false; }
+  Status commit(std::uint64_t step) override;
+  Status rollback() override;
+
+ private:
+  struct State {
+    StateSpec spec;
+    StateId id{};  // index 0: not in the store yet
+  };
+
+  // Defines the state in the store; makes or grows the store for it.
+  Result<StateId> define(std::uint32_t state) ZINF_REQUIRES(mutex_);
+  Status make_room(std::uint64_t bytes, std::size_t num_states)
+      ZINF_REQUIRES(mutex_);
+
+  const std::vector<std::string> parents_;
+  std::vector<std::string> directories_ ZINF_GUARDED_BY(mutex_);
+  mutable Mutex mutex_;
+  std::unique_ptr<Store> store_ ZINF_GUARDED_BY(mutex_);
+  std::uint64_t room_bytes_ ZINF_GUARDED_BY(mutex_) = 0;
+  std::size_t room_states_ ZINF_GUARDED_BY(mutex_) = 0;
+  std::uint64_t used_bytes_ ZINF_GUARDED_BY(mutex_) = 0;
+  std::size_t used_states_ ZINF_GUARDED_BY(mutex_) = 0;
+  std::deque<State> states_ ZINF_GUARDED_BY(mutex_);
+  std::vector<std::uint32_t> free_ ZINF_GUARDED_BY(mutex_);
+};
+
+}  // namespace zinf
