@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "adapters/torch/pins.h"
 #include "src/base/strf.h"
+#include "zinf/cast.h"
 
 namespace zinf {
 namespace {
@@ -100,8 +102,19 @@ Result<AdamBuffers> adam_buffers(const AdamTensors& tensors) {
 Status adam_update(const AdamOptions& options, const AdamStep& step,
                    const AdamTensors& tensors, ThreadPool* pool,
                    double* grad_squares) {
+  Pins pins;
+  pins.take(tensors.weight, true);
+  pins.take(tensors.grad, false);
+  pins.take(tensors.exp_avg, true);
+  pins.take(tensors.exp_avg_sq, true);
+  if (tensors.master) pins.take(*tensors.master, true);
+  if (tensors.low) pins.take(*tensors.low, true);
   ZINF_ASSIGN(AdamBuffers buffers, adam_buffers(tensors));
   buffers.remainder = torch_remainder(buffers.count);
+  if (buffers.master != nullptr) {
+    follow_edits(buffers.weight_dtype, buffers.weight, buffers.master,
+                 buffers.count, pool);
+  }
   std::vector<double> sums;
   if (grad_squares != nullptr) {
     sums.resize(num_sum_blocks(buffers.count));
@@ -114,6 +127,8 @@ Status adam_update(const AdamOptions& options, const AdamStep& step,
 
 Result<double> sum_of_squares(const at::Tensor& grad, float inverse_scale,
                               ThreadPool* pool) {
+  Pins pins;
+  pins.take(grad, false);
   ZINF_ASSIGN(Dtype dtype, dtype_of("grad", grad));
   auto numel = static_cast<std::size_t>(grad.numel());
   std::vector<double> sums(num_sum_blocks(numel));

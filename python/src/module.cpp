@@ -27,4 +27,5 @@ PYBIND11_MODULE(_C, module) {
   module.attr("__version__") = zinf::version();
   py::register_local_exception_translator(translate);
   zinf::bind_adam(module);
+  zinf::bind_engine(module);
 }

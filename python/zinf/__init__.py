@@ -1,4 +1,14 @@
-"""Train any PyTorch model on the memory that you have."""
+"""Train any PyTorch model on the memory that you have.
+
+    import zinf
+
+    engine = zinf.Engine(host_memory="4GB", nvme="/mnt/nvme")
+    with engine.init():
+        model = AnyModel(config)
+    optimizer = zinf.AdamW(model.parameters(), lr=3e-4)
+
+and then the usual training loop.
+"""
 
 import torch
 
@@ -11,6 +21,8 @@ if torch.__version__ != TORCH_VERSION:
     )
 
 from zinf import _C
+from zinf.engine import Engine
+from zinf.optim import AdamW
 
 __version__ = _C.__version__
-__all__ = ["__version__"]
+__all__ = ["AdamW", "Engine", "__version__"]

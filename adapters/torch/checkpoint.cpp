@@ -1,0 +1,151 @@
+#include "adapters/torch/checkpoint.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <numeric>
+#include <span>
+
+#include "adapters/torch/pins.h"
+#include "src/base/strf.h"
+
+namespace zinf {
+namespace {
+
+constexpr const char* kVersionName = "checkpoint";
+
+StateSpec spec_of(const NamedTensor& named) {
+  StateSpec spec{.unit = named.unit,
+                 .state = named.state,
+                 .dtype = c10::toString(named.tensor.scalar_type()),
+                 .shape = {},
+                 .bytes = named.tensor.nbytes()};
+  for (std::int64_t size : named.tensor.sizes()) {
+    spec.shape.push_back(static_cast<std::uint64_t>(size));
+  }
+  return spec;
+}
+
+std::string describe(const StateSpec& spec) {
+  std::string text = spec.dtype + "[";
+  for (std::size_t i = 0; i < spec.shape.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(spec.shape[i]);
+  }
+  return text + "]";
+}
+
+Status save_into(Store& store, const std::vector<NamedTensor>& tensors,
+                 std::uint64_t step, const std::string& extra) {
+  for (const NamedTensor& named : tensors) {
+    ZINF_ASSIGN(StateId id, store.define(spec_of(named)));
+    at::Tensor whole = named.tensor.detach().contiguous();
+    Pins pins;
+    pins.take(whole, false);
+    std::span<const std::byte> bytes(
+        static_cast<const std::byte*>(whole.const_data_ptr()), whole.nbytes());
+    ZINF_TRY(store.put(id, bytes).wait().in("save " + named.unit));
+  }
+  ZINF_TRY(store.set_extra(std::as_bytes(std::span(extra))));
+  ZINF_TRY(store.commit(step));
+  return store.keep(kVersionName);
+}
+
+}  // namespace
+
+Status save_tensors(const std::string& path,
+                    const std::vector<NamedTensor>& tensors, std::uint64_t step,
+                    const std::string& extra) {
+  std::error_code error;
+  if (std::filesystem::exists(path, error)) {
+    return Status::error(Code::kInvalid, "save: " + path +
+                                             " exists already: remove it, or "
+                                             "choose another name");
+  }
+  std::filesystem::create_directories(
+      std::filesystem::absolute(path).parent_path(), error);
+  std::string unfinished =
+      strf("%s.unfinished-%d", path.c_str(), static_cast<int>(getpid()));
+  StoreOptions options;
+  options.paths = {{.path = unfinished}};
+  options.num_states = tensors.size();
+  options.extra_bytes = extra.size();
+  options.durability = Durability::written_once();
+  for (const NamedTensor& named : tensors) {
+    options.state_bytes += named.tensor.nbytes();
+  }
+  ZINF_ASSIGN(std::unique_ptr<Store> store, Store::create(options));
+  Status status = save_into(*store, tensors, step, extra);
+  store.reset();
+  if (status.ok()) {
+    std::filesystem::rename(unfinished, path, error);
+    if (!error) return {};
+    status =
+        Status::system("rename " + unfinished + " to", path, error.value());
+  }
+  (void)remove_store(unfinished);
+  return status;
+}
+
+Result<std::unique_ptr<TensorReader>> TensorReader::open(
+    const std::string& path) {
+  std::unique_ptr<TensorReader> reader(new TensorReader());
+  StoreOptions options;
+  options.paths = {{.path = path}};
+  options.access = Access::kRead;
+  options.verify = Verify::kAlways;
+  ZINF_ASSIGN(reader->store_, Store::open(options));
+  ZINF_ASSIGN(VersionInfo version, reader->store_->find_version(kVersionName));
+  reader->path_ = path;
+  reader->step_ = version.step;
+  reader->states_ = reader->store_->states();
+  return reader;
+}
+
+Result<std::string> TensorReader::extra() {
+  ZINF_ASSIGN(std::vector<std::byte> extra, store_->extra());
+  return std::string(reinterpret_cast<const char*>(extra.data()), extra.size());
+}
+
+const StateSpec* TensorReader::find(const std::string& unit,
+                                    const std::string& state) const {
+  for (const StateSpec& spec : states_) {
+    if (spec.unit == unit && spec.state == state) return &spec;
+  }
+  return nullptr;
+}
+
+Status TensorReader::check(const NamedTensor& tensor) const {
+  StateSpec wanted = spec_of(tensor);
+  const StateSpec* found = find(tensor.unit, tensor.state);
+  if (found == nullptr) {
+    return Status::error(Code::kInvalid, path_ + " has no " + wanted.name() +
+                                             " (" + describe(wanted) +
+                                             "), which the model needs");
+  }
+  if (*found == wanted) return {};
+  return Status::error(Code::kInvalid, path_ + " has " + wanted.name() +
+                                           " as " + describe(*found) +
+                                           ", the model has it as " +
+                                           describe(wanted));
+}
+
+Status TensorReader::read(const NamedTensor& named) {
+  ZINF_TRY(check(named));
+  ZINF_ASSIGN(StateId id, store_->find(named.unit, named.state));
+  at::Tensor to = named.tensor.detach();
+  at::Tensor whole =
+      to.is_contiguous() ? to : at::empty(to.sizes(), to.options());
+  {
+    Pins pins;
+    pins.take(whole, true);
+    std::span<std::byte> bytes(static_cast<std::byte*>(whole.data_ptr()),
+                               whole.nbytes());
+    ZINF_TRY(store_->get(id, bytes).wait());
+  }
+  if (!whole.is_same(to)) to.copy_(whole);
+  return {};
+}
+
+}  // namespace zinf

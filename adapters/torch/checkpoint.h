@@ -1,0 +1,54 @@
+// Tensors to and from a store on disk: what engine.save and engine.load use.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "zinf/status.h"
+#include "zinf/store.h"
+
+namespace zinf {
+
+struct NamedTensor {
+  std::string unit;   // "transformer.h.0.mlp.weight"
+  std::string state;  // "weight", "buffer", "exp_avg", ...
+  at::Tensor tensor;
+};
+
+// Writes a store with one version, named "checkpoint", to a directory that does
+// not exist yet. It appears under its name when it is whole and on the disk.
+// Tensors are brought into memory one at a time.
+Status save_tensors(const std::string& path,
+                    const std::vector<NamedTensor>& tensors, std::uint64_t step,
+                    const std::string& extra);
+
+// What save_tensors() wrote. One thread.
+class TensorReader {
+ public:
+  static Result<std::unique_ptr<TensorReader>> open(const std::string& path);
+
+  std::uint64_t step() const { return step_; }
+  Result<std::string> extra();
+  const std::vector<StateSpec>& states() const { return states_; }
+
+  // kInvalid when there is none of that name, type and shape, with both sides'.
+  Status check(const NamedTensor& tensor) const;
+  // Reads into the tensor, wherever it lives. Checksums are compared.
+  Status read(const NamedTensor& tensor);
+
+ private:
+  TensorReader() = default;
+  const StateSpec* find(const std::string& unit,
+                        const std::string& state) const;
+
+  std::string path_;
+  std::unique_ptr<Store> store_;
+  std::uint64_t step_ = 0;
+  std::vector<StateSpec> states_;
+};
+
+}  // namespace zinf

@@ -1,0 +1,149 @@
+#include "adapters/torch/hooks.h"
+
+#include <ATen/core/VariableHooksInterface.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "adapters/torch/keys.h"
+#include "adapters/torch/manager.h"
+
+namespace zinf {
+namespace {
+
+using at::TensorBase;
+
+// Torch's own hooks, with set_data() watched.
+class DataHooks final : public at::impl::VariableHooksInterface {
+ public:
+  explicit DataHooks(at::impl::VariableHooksInterface* hooks) : hooks_(hooks) {}
+
+  void set_data(const TensorBase& to, const TensorBase& from) const override {
+    std::shared_ptr<Manager> manager;
+    Role role = Role::kWeight;
+    std::string name;
+    bool is_parameter = false;
+    if (to.defined() && to.has_storage()) {
+      if (Unit* unit = Unit::of(to.storage().unsafeGetStorageImpl())) {
+        manager = unit->manager();
+        role = unit->role();
+        name = unit->name();
+        is_parameter = unit->is_parameter();
+      }
+    }
+    hooks_->set_data(to, from);
+    if (!manager) return;
+    // `from` still uses the storage: the pointer it may have given out keeps
+    // the unit in memory, and the next step tries again.
+    manager->adopt(to, role, name, 2);
+    Unit* unit = Unit::of(to.storage().unsafeGetStorageImpl());
+    if (unit != nullptr && is_parameter) unit->set_parameter();
+  }
+
+  TensorBase tensor_data(const TensorBase& t) const override {
+    return hooks_->tensor_data(t);
+  }
+  TensorBase variable_data(const TensorBase& t) const override {
+    return hooks_->variable_data(t);
+  }
+  const c10::intrusive_ptr<torch::autograd::Node>& grad_fn(
+      const TensorBase& t) const override {
+    return hooks_->grad_fn(t);
+  }
+  unsigned _register_hook(
+      const TensorBase& t,
+      std::function<TensorBase(const TensorBase&)> hook) const override {
+    return hooks_->_register_hook(t, std::move(hook));
+  }
+  void remove_hook(const TensorBase& t, unsigned pos) const override {
+    hooks_->remove_hook(t, pos);
+  }
+  bool is_view(const TensorBase& t) const override {
+    return hooks_->is_view(t);
+  }
+  const TensorBase& base(const TensorBase& t) const override {
+    return hooks_->base(t);
+  }
+  const std::string& name(const TensorBase& t) const override {
+    return hooks_->name(t);
+  }
+  bool is_leaf(const TensorBase& t) const override {
+    return hooks_->is_leaf(t);
+  }
+  std::int64_t output_nr(const TensorBase& t) const override {
+    return hooks_->output_nr(t);
+  }
+  TensorBase data(const TensorBase& t) const override {
+    return hooks_->data(t);
+  }
+  std::int64_t _version(const TensorBase& t) const override {
+    return hooks_->_version(t);
+  }
+  void retain_grad(const TensorBase& t) const override {
+    hooks_->retain_grad(t);
+  }
+  bool retains_grad(const TensorBase& t) const override {
+    return hooks_->retains_grad(t);
+  }
+  void _backward(const at::Tensor& t, at::TensorList inputs,
+                 const std::optional<at::Tensor>& gradient,
+                 std::optional<bool> keep_graph,
+                 bool create_graph) const override {
+    hooks_->_backward(t, inputs, gradient, keep_graph, create_graph);
+  }
+  void requires_grad_(const TensorBase& t, bool value) const override {
+    hooks_->requires_grad_(t, value);
+  }
+  void basic_autograd_not_implemented_fallback(
+      const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+      torch::jit::Stack* stack) const override {
+    hooks_->basic_autograd_not_implemented_fallback(op, keys, stack);
+  }
+  std::optional<c10::ScalarType> grad_dtype(
+      const TensorBase& t) const override {
+    return hooks_->grad_dtype(t);
+  }
+  void set_grad_dtype(
+      const TensorBase& t,
+      const std::optional<c10::ScalarType>& dtype) const override {
+    hooks_->set_grad_dtype(t, dtype);
+  }
+
+ private:
+  at::impl::VariableHooksInterface* const hooks_;
+};
+
+class GradHook final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit GradHook(std::weak_ptr<Manager> manager)
+      : manager_(std::move(manager)) {}
+
+  void operator()(const torch::autograd::Variable& leaf) override {
+    auto manager = manager_.lock();
+    if (!manager || manager->closed()) return;
+    const at::Tensor& grad = leaf.grad();
+    if (grad.defined()) manager->offer(grad);
+  }
+
+ private:
+  const std::weak_ptr<Manager> manager_;
+};
+
+}  // namespace
+
+void watch_data_assignments() {
+  static const bool once = [] {
+    at::impl::SetVariableHooks(new DataHooks(at::impl::GetVariableHooks()));
+    return true;
+  }();
+  (void)once;
+}
+
+void watch_gradients(const std::shared_ptr<Manager>& manager,
+                     const at::Tensor& leaf) {
+  using namespace torch::autograd::impl;
+  if (!leaf.is_leaf() || !leaf.requires_grad()) return;
+  if (post_acc_grad_hooks(leaf) != nullptr) return;
+  set_post_acc_grad_hooks(leaf, std::make_unique<GradHook>(manager));
+}
+
+}  // namespace zinf

@@ -1,0 +1,188 @@
+#include "adapters/torch/manager.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "adapters/torch/error.h"
+#include "adapters/torch/keys.h"
+
+namespace zinf {
+namespace {
+
+std::atomic<bool> forked = false;
+thread_local int deferring = 0;
+
+void watch_forks() {
+  static const int once =
+      pthread_atfork(nullptr, nullptr, [] { forked = true; });
+  (void)once;
+}
+
+// What can be a unit at all.
+bool is_manageable(const at::TensorBase& tensor) {
+  if (!tensor.defined() || !tensor.has_storage() || !tensor.is_cpu() ||
+      tensor.layout() != at::kStrided ||
+      tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python)) {
+    return false;
+  }
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  // Another materializer is a lazily cloned storage's.
+  return storage->nbytes() > 0 && storage->data() != nullptr &&
+         !storage->has_materializer();
+}
+
+std::size_t uses_of(const c10::Storage& storage) {
+  std::size_t count = storage.use_count();
+  c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
+  // A Python object of the storage that nobody refers to owns a reference.
+  if (impl->pyobj_slot()->has_unique_reference()) --count;
+  return count;
+}
+
+}  // namespace
+
+bool in_forked_child() { return forked.load(std::memory_order_relaxed); }
+
+DeferBurials::DeferBurials() { ++deferring; }
+DeferBurials::~DeferBurials() { --deferring; }
+bool DeferBurials::active() { return deferring > 0; }
+
+Result<std::shared_ptr<Manager>> Manager::create(
+    const ManagerOptions& options) {
+  watch_forks();
+  auto manager = std::make_shared<Manager>(options);
+  ZINF_ASSIGN(manager->tier_,
+              HostTier::create(options.tier, [](StateRef, void* unit) {
+                return static_cast<Unit*>(unit)->leaving();
+              }));
+  return manager;
+}
+
+bool Manager::adopt(const at::TensorBase& tensor, Role role,
+                    const std::string& name, std::size_t tensors) {
+  if (!tensor.defined() || !tensor.has_storage()) return false;
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  if (Unit::of(storage) != nullptr) {
+    add_keys(*tensor.unsafeGetTensorImpl());
+    return true;
+  }
+  if (!is_manageable(tensor) || uses_of(tensor.storage()) > tensors) {
+    return false;
+  }
+  add_keys(*tensor.unsafeGetTensorImpl());
+  Unit::adopt(shared_from_this(),
+              c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage), role,
+              name, tensors);
+  return true;
+}
+
+void Manager::offer(const at::TensorBase& grad) {
+  adopt_offered();
+  std::lock_guard lock(mutex_);
+  offered_.emplace_back(grad.getIntrusivePtr());
+}
+
+void Manager::adopt_offered() {
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> offered;
+  {
+    std::lock_guard lock(mutex_);
+    offered.swap(offered_);
+  }
+  for (auto& weak : offered) {
+    auto tensor = weak.lock();
+    if (!tensor) continue;
+    if (adopt(at::TensorBase(tensor), Role::kGrad, "gradient")) continue;
+    if (!is_manageable(at::TensorBase(tensor))) continue;
+    std::lock_guard lock(mutex_);
+    offered_.push_back(weak);
+  }
+}
+
+void Manager::enlist(Unit* unit) {
+  std::lock_guard lock(mutex_);
+  live_.insert(unit);
+}
+
+void Manager::bury(Unit* unit) {
+  if (in_forked_child()) return;  // its memory ends with the child
+  {
+    std::lock_guard lock(mutex_);
+    live_.erase(unit);
+    dead_.push_back(unit);
+  }
+  if (!DeferBurials::active()) reap();
+}
+
+void Manager::reap() {
+  std::vector<Unit*> dead;
+  {
+    std::lock_guard lock(mutex_);
+    dead.swap(dead_);
+  }
+  // The last unit may hold the last reference to this manager.
+  auto self = shared_from_this();
+  for (Unit* unit : dead) {
+    unit->forget();
+    delete unit;
+  }
+}
+
+std::vector<Unit*> Manager::units() {
+  std::lock_guard lock(mutex_);
+  std::vector<Unit*> units;
+  for (Unit* unit : live_) {
+    unit->retain();
+    units.push_back(unit);
+  }
+  return units;
+}
+
+void Manager::close() {
+  if (in_forked_child()) return;
+  for (Unit* unit : units()) {
+    if (auto storage = unit->storage()) unit->release(storage.get());
+    unit->drop_reference();
+  }
+  closed_ = true;
+  reap();
+  std::lock_guard lock(mutex_);
+  if (!live_.empty()) return;  // what does not fit, or is in use
+  last_ = tier_->stats();
+  tier_.reset();
+}
+
+void Manager::check_usable(const Unit& unit) const {
+  if (in_forked_child()) {
+    throw Error(Status::error(
+        Code::kInvalid,
+        unit.name() + " is managed by zinf in the parent process and cannot be "
+                      "used in a forked child: use the spawn start method, or "
+                      "engine.release(model) before the fork"));
+  }
+  if (closed_) {
+    throw Error(Status::error(
+        Code::kInvalid,
+        unit.name() + " did not fit in memory when its engine was closed: "
+                      "save and load it into a new engine instead"));
+  }
+}
+
+ManagerStats Manager::stats() {
+  if (!closed_) adopt_offered();
+  reap();
+  ManagerStats stats;
+  stats.tier = tier_ ? tier_->stats() : last_;
+  for (Unit* unit : units()) {
+    ++stats.units;
+    if (unit->role() == Role::kWeight) stats.weights_bytes += unit->bytes();
+    unit->drop_reference();
+  }
+  stats.escapes = escapes;
+  stats.violations = violations;
+  stats.undeclared_writes = undeclared_writes;
+  return stats;
+}
+
+}  // namespace zinf

@@ -1,0 +1,98 @@
+// What the units of one engine share.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_set>
+#include <vector>
+
+#include "adapters/torch/unit.h"
+#include "zinf/host_tier.h"
+
+namespace zinf {
+
+struct ManagerOptions {
+  HostTierOptions tier;
+  bool evict_always = false;  // every unit leaves memory after each use
+  bool audit = false;         // look for accesses and writes that were missed
+  // Operators over lists of tensors take so many bytes of units at a time.
+  std::uint64_t piece_bytes = std::uint64_t{32} << 20;
+};
+
+struct ManagerStats {
+  HostTierStats tier;
+  std::uint64_t units = 0;
+  std::uint64_t weights_bytes = 0;  // of all units that are weights
+  std::uint64_t escapes = 0;
+  std::uint64_t violations = 0;  // operators that met what was not in memory
+  std::uint64_t undeclared_writes = 0;
+};
+
+// Thread-safe.
+class Manager : public std::enable_shared_from_this<Manager> {
+ public:
+  static Result<std::shared_ptr<Manager>> create(const ManagerOptions& options);
+  explicit Manager(const ManagerOptions& options) : options_(options) {}
+
+  // Makes the tensor's storage a unit if nobody else uses it: false when it
+  // was left as it is (and false for what can never be one).
+  bool adopt(const at::TensorBase& tensor, Role role, const std::string& name,
+             std::size_t tensors = 1);
+  // The same for a gradient, now or when autograd has let go of it.
+  void offer(const at::TensorBase& grad);
+  void adopt_offered();
+
+  // Every unit's storage gets its content as ordinary memory. What does not
+  // fit stays, and raises when it is touched.
+  void close();
+  bool closed() const { return closed_; }
+
+  // Takes units out that nobody uses any more.
+  void bury(Unit* unit);
+  void reap();
+
+  void enlist(Unit* unit);
+  std::vector<Unit*> units();  // that are in use now
+
+  // Throws when managed memory cannot be used here.
+  void check_usable(const Unit& unit) const;
+
+  HostTier& tier() { return *tier_; }
+  const ManagerOptions& options() const { return options_; }
+  ManagerStats stats();
+
+  std::atomic<std::uint64_t> escapes = 0;
+  std::atomic<std::uint64_t> violations = 0;
+  std::atomic<std::uint64_t> undeclared_writes = 0;
+
+ private:
+  const ManagerOptions options_;
+  std::shared_ptr<HostTier> tier_;
+  HostTierStats last_;  // when it was closed
+  std::atomic<bool> closed_ = false;
+
+  std::mutex mutex_;
+  std::unordered_set<Unit*> live_;
+  std::vector<Unit*> dead_;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> offered_;
+};
+
+// True in a child of fork(), where managed memory must not be used.
+bool in_forked_child();
+
+// While one exists on this thread, units that die are kept for a later reap():
+// their tier is locked.
+class DeferBurials {
+ public:
+  DeferBurials();
+  ~DeferBurials();
+  DeferBurials(const DeferBurials&) = delete;
+  DeferBurials& operator=(const DeferBurials&) = delete;
+  static bool active();
+};
+
+}  // namespace zinf

@@ -1,0 +1,67 @@
+#include "adapters/torch/pins.h"
+
+namespace zinf {
+namespace {
+
+Unit* unit_of(const at::TensorBase& tensor) {
+  if (!tensor.defined()) return nullptr;
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (!impl->has_storage()) return nullptr;
+  c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  return storage == nullptr ? nullptr : Unit::of(storage);
+}
+
+}  // namespace
+
+Pins::~Pins() {
+  for (Held& held : held_) {
+    held.unit->unpin(held.storage.unsafeGetStorageImpl());
+  }
+}
+
+void Pins::take(const c10::Storage& storage, bool change) {
+  c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
+  Unit* unit = impl == nullptr ? nullptr : Unit::of(impl);
+  if (unit == nullptr) return;
+  unit->pin(impl, change);
+  held_.push_back({storage, unit});
+}
+
+void Pins::take(const at::TensorBase& tensor, bool change) {
+  if (!tensor.defined()) return;
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (impl->has_storage()) take(impl->unsafe_storage(), change);
+}
+
+void Pins::take(const c10::IValue& value, bool change) {
+  if (value.isTensor()) {
+    take(value.toTensor(), change);
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      if (element.isTensor()) take(element.toTensor(), change);
+    }
+  } else if (value.isStorage()) {
+    take(value.toStorage(), change);
+  }
+}
+
+std::size_t managed_bytes(const c10::IValue& list) {
+  std::size_t bytes = 0;
+  for (const c10::IValue& element : list.toListRef()) {
+    if (!element.isTensor()) continue;
+    if (Unit* unit = unit_of(element.toTensor())) bytes += unit->bytes();
+  }
+  return bytes;
+}
+
+Unit* first_unit(const c10::IValue& value) {
+  if (value.isTensor()) return unit_of(value.toTensor());
+  if (!value.isList()) return nullptr;
+  for (const c10::IValue& element : value.toListRef()) {
+    if (!element.isTensor()) continue;
+    if (Unit* unit = unit_of(element.toTensor())) return unit;
+  }
+  return nullptr;
+}
+
+}  // namespace zinf

@@ -1,0 +1,89 @@
+#include "adapters/torch/policy.h"
+
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace zinf {
+namespace {
+
+// These look at sizes and types only.
+const std::unordered_set<std::string_view>& need_no_data() {
+  static const std::unordered_set<std::string_view> names = {
+      "aten::empty_like",   "aten::zeros_like",
+      "aten::ones_like",    "aten::full_like",
+      "aten::rand_like",    "aten::randn_like",
+      "aten::randint_like", "aten::new_empty",
+      "aten::new_zeros",    "aten::new_ones",
+      "aten::new_full",     "aten::new_empty_strided",
+      "aten::is_same_size", "aten::_has_compatible_shallow_copy_type",
+      "aten::is_pinned",    "aten::record_stream",
+      "aten::sym_size",     "aten::sym_stride",
+      "aten::sym_numel",    "aten::sym_storage_offset",
+      "aten::size",         "aten::stride",
+      "aten::numel",        "aten::dim",
+  };
+  return names;
+}
+
+bool can_hold_tensors(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::NumberType:
+    case c10::TypeKind::StringType:
+    case c10::TypeKind::SymIntType:
+    case c10::TypeKind::DeviceObjType:
+    case c10::TypeKind::ScalarTypeType:
+      return false;
+    default:
+      return true;
+  }
+}
+
+bool starts_with(std::string_view name, std::string_view prefix) {
+  return name.substr(0, prefix.size()) == prefix;
+}
+
+Policy make_policy(const c10::FunctionSchema& schema) {
+  Policy policy;
+  policy.num_arguments = schema.arguments().size();
+  std::string_view name = schema.name();
+  if (need_no_data().contains(name)) return policy;
+  bool aten = starts_with(name, "aten::") || starts_with(name, "prim::");
+  for (std::size_t i = 0; i < policy.num_arguments; ++i) {
+    const c10::Argument& argument = schema.arguments()[i];
+    const c10::AliasInfo* alias = argument.alias_info();
+    bool write = alias != nullptr && alias->isWrite();
+    // A view needs no data; what looks like one but copies calls operators
+    // that do.
+    if (alias != nullptr && !write && aten) continue;
+    if (!can_hold_tensors(*argument.type())) continue;
+    policy.arguments.push_back({static_cast<std::uint16_t>(i), write});
+  }
+  if (name == "aten::cat") {
+    policy.pieces = Policy::Pieces::kCat;
+  } else if (starts_with(name, "aten::_foreach_") ||
+             starts_with(name, "aten::_amp_foreach_") ||
+             starts_with(name, "aten::_fused_ad") ||
+             starts_with(name, "aten::_fused_sgd")) {
+    policy.pieces = Policy::Pieces::kElements;
+  }
+  if (schema.overload_name().find("out") != std::string::npos) {
+    policy.pieces = Policy::Pieces::kNone;
+  }
+  return policy;
+}
+
+}  // namespace
+
+const Policy& policy_of(const c10::OperatorHandle& op) {
+  thread_local std::unordered_map<const c10::FunctionSchema*, Policy> policies;
+  const c10::FunctionSchema& schema = op.schema();
+  auto found = policies.find(&schema);
+  if (found != policies.end()) return found->second;
+  return policies.emplace(&schema, make_policy(schema)).first->second;
+}
+
+}  // namespace zinf

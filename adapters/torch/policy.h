@@ -1,0 +1,31 @@
+// What an operator's arguments mean to managed storages.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace zinf {
+
+struct ArgumentUse {
+  std::uint16_t index;
+  bool write;
+};
+
+// From the operator's schema, computed once per operator and thread.
+struct Policy {
+  std::vector<ArgumentUse> arguments;  // that need their data
+  std::size_t num_arguments = 0;
+  // How the inner key runs it over lists that are long.
+  enum class Pieces : std::uint8_t {
+    kNone,
+    kElements,  // each element of its lists by itself
+    kCat,
+  };
+  Pieces pieces = Pieces::kNone;
+};
+
+const Policy& policy_of(const c10::OperatorHandle& op);
+
+}  // namespace zinf

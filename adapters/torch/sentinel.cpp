@@ -1,0 +1,166 @@
+#include "adapters/torch/sentinel.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+
+#include "src/base/align.h"
+#include "src/base/check.h"
+#include "src/base/mutex.h"
+
+namespace zinf {
+
+bool serve_fault(std::byte* address, bool write);
+
+namespace {
+
+constexpr std::size_t kPageBytes = 4096;
+// One mapping for all ranges: a process may not have many mappings.
+constexpr std::size_t kRegionBytes = std::size_t{1} << 44;
+
+struct Ranges {
+  Mutex mutex;
+  std::byte* region ZINF_GUARDED_BY(mutex) = nullptr;
+  std::size_t next ZINF_GUARDED_BY(mutex) = 0;
+  // Freed ranges by size: sizes come back, step after step.
+  std::multimap<std::size_t, std::byte*> free ZINF_GUARDED_BY(mutex);
+  std::map<std::byte*, Sentinel*> used ZINF_GUARDED_BY(mutex);
+};
+
+Ranges& ranges() {
+  static auto* all = new Ranges;  // storages may outlive every static
+  return *all;
+}
+
+std::atomic<std::uint64_t> faults = 0;
+struct sigaction previous;
+
+bool is_write([[maybe_unused]] void* context) {
+#if defined(__x86_64__)
+  constexpr unsigned long kWriteBit = 2;  // of the page fault's error code
+  auto* user = static_cast<ucontext_t*>(context);
+  auto code = static_cast<unsigned long>(user->uc_mcontext.gregs[REG_ERR]);
+  return (code & kWriteBit) != 0;
+#else
+  return false;
+#endif
+}
+
+void on_fault(int signal, siginfo_t* info, void* context) {
+  if (serve_fault(static_cast<std::byte*>(info->si_addr), is_write(context))) {
+    return;
+  }
+  if ((previous.sa_flags & SA_SIGINFO) != 0) {
+    previous.sa_sigaction(signal, info, context);
+  } else if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
+    previous.sa_handler(signal);
+  } else {
+    sigaction(signal, &previous, nullptr);  // the retry ends the program
+  }
+}
+
+void install_handler() {
+  struct sigaction action{};
+  action.sa_sigaction = on_fault;
+  // The handler reads from disks: further signals and its own faults may come.
+  action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+  sigemptyset(&action.sa_mask);
+  ZINF_CHECK(sigaction(SIGSEGV, &action, &previous) == 0, "sigaction");
+}
+
+std::byte* map_region() {
+  install_handler();
+  for (std::size_t bytes = kRegionBytes; bytes >= kRegionBytes >> 8;
+       bytes /= 2) {
+    void* region = mmap(nullptr, bytes, PROT_NONE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (region != MAP_FAILED) return static_cast<std::byte*>(region);
+  }
+  ZINF_CHECK(false, "no address space is left for sentinels");
+}
+
+}  // namespace
+
+Sentinel::Sentinel(std::size_t bytes, FaultSource& source)
+    : mapped_bytes_(align_up(bytes + 1, kPageBytes)),
+      bytes_(bytes),
+      source_(source) {
+  Ranges& all = ranges();
+  MutexLock lock(all.mutex);
+  if (all.region == nullptr) all.region = map_region();
+  auto found = all.free.find(mapped_bytes_);
+  if (found != all.free.end()) {
+    address_ = found->second;
+    all.free.erase(found);
+  } else {
+    ZINF_CHECK(all.next + mapped_bytes_ <= kRegionBytes, "sentinels used up");
+    address_ = all.region + all.next;
+    all.next += mapped_bytes_;
+  }
+  all.used[address_] = this;
+}
+
+Sentinel::~Sentinel() {
+  clear();
+  Ranges& all = ranges();
+  MutexLock lock(all.mutex);
+  all.used.erase(address_);
+  all.free.emplace(mapped_bytes_, address_);
+}
+
+void Sentinel::clear() {
+  std::lock_guard lock(mutex_);
+  if (!has_copy_) return;
+  void* mapped =
+      mmap(address_, mapped_bytes_, PROT_NONE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  ZINF_CHECK(mapped == address_, "mmap of %zu bytes", mapped_bytes_);
+  has_copy_ = false;
+}
+
+std::uint64_t Sentinel::num_faults() { return faults; }
+
+// The copy is made elsewhere and moved when it is whole: another thread may be
+// reading the range, and must fault until then.
+bool Sentinel::put_copy() {
+  void* copy = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (copy == MAP_FAILED) return false;
+  Status status = source_.copy_content(static_cast<std::byte*>(copy), bytes_);
+  if (!status.ok()) {
+    std::fprintf(stderr, "zinf: a pointer was read whose content is gone: %s\n",
+                 status.text().c_str());
+  }
+  if (!status.ok() || mprotect(copy, mapped_bytes_, PROT_READ) != 0 ||
+      mremap(copy, mapped_bytes_, mapped_bytes_, MREMAP_MAYMOVE | MREMAP_FIXED,
+             address_) == MAP_FAILED) {
+    munmap(copy, mapped_bytes_);
+    return false;
+  }
+  return true;
+}
+
+bool serve_fault(std::byte* address, bool write) {
+  Ranges& all = ranges();
+  Sentinel* sentinel = nullptr;
+  {
+    MutexLock lock(all.mutex);
+    auto after = all.used.upper_bound(address);
+    if (after == all.used.begin()) return false;
+    sentinel = std::prev(after)->second;
+  }
+  if (address >= sentinel->address_ + sentinel->mapped_bytes_) return false;
+  std::lock_guard lock(sentinel->mutex_);
+  if (write) return false;               // only const pointers lead here
+  if (sentinel->has_copy_) return true;  // another thread was faster
+  ++faults;
+  sentinel->has_copy_ = sentinel->put_copy();
+  return sentinel->has_copy_;
+}
+
+}  // namespace zinf

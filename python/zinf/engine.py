@@ -1,0 +1,250 @@
+"""The engine: where a model's parameters, gradients and optimizer states live."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from zinf import _C, _constructors, checkpoint
+
+_engines: set[Engine] = set()  # that are not closed
+_building: list[Engine] = []  # engines whose init() is entered, in any thread
+
+
+class Engine:
+    """Keeps a model's states where they fit, and brings them where they are used.
+
+    host_memory: budget for states in host memory: bytes, or a text such as "4GB" or "512MiB".
+    nvme: a directory on a fast disk, or several; a private folder is made there and removed at the end.
+    weights, states: "auto", "host" or "nvme": where weights (with their gradients) and optimizer states live.
+    evict: "auto", or "always" to drop every unit after each use (for tests).
+    audit: look for accesses that interception has missed; costs time.
+
+    Example:
+        >>> engine = zinf.Engine(nvme="/mnt/nvme")
+        >>> with engine.init():
+        ...     model = torch.nn.Linear(1024, 1024)
+        >>> optimizer = zinf.AdamW(model.parameters(), lr=1e-3)
+        >>> model(torch.randn(8, 1024)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        host_memory: int | str | None = None,
+        device_memory: int | str | None = None,
+        nvme: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+        weights: str = "auto",
+        states: str = "auto",
+        evict: str = "auto",
+        audit: bool = False,
+    ):
+        if evict not in ("auto", "always"):
+            raise ValueError(f'evict is {evict!r}, must be "auto" or "always"')
+        if _bytes(device_memory, "device_memory"):
+            raise ValueError("device_memory is given, but there is no device: the CPU uses host_memory")
+        _constructors.accept_managed()
+        self._manager = _C.Manager(
+            host_bytes=_bytes(host_memory, "host_memory"),
+            nvme=_paths(nvme),
+            weights=weights,
+            states=states,
+            evict_always=evict == "always",
+            audit=bool(audit),
+            away_bytes=1 << 20,
+        )
+        self._closed = False
+        self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._children: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        _engines.add(self)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def init(self) -> Iterator[None]:
+        """Inside it, parameters go to their tier as they are created, with the same values as otherwise.
+
+        Example:
+            >>> with engine.init():
+            ...     model = AnyModel(config)
+        """
+        self._check_open()
+        _hook_registrations()
+        self._manager.begin_init()
+        _building.append(self)
+        try:
+            yield
+        finally:
+            _building.remove(self)
+            self._manager.end_init()
+            for model in self._roots():
+                self._adopt_parameters(model)
+
+    def adopt(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Takes a model that exists already; returns it.
+
+        A parameter whose memory somebody else uses too (a view, a numpy array) stays as it is
+        until a later step finds it alone.
+        """
+        self._check_open()
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"adopt() takes a torch.nn.Module, not a {type(model).__name__}")
+        for name, parameter in model.named_parameters():
+            if _C.manager_of(parameter) not in (None, self._manager):
+                raise ValueError(f"{name} is managed by another engine: release the model there first")
+        self._modules.add(model)
+        self._adopt_parameters(model)
+        return model
+
+    def release(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Makes it a plain model again, in memory, with its gradients and optimizer states; returns it."""
+        parameters = list(model.parameters())
+        if not any(_C.manager_of(parameter) is self._manager for parameter in parameters):
+            raise ValueError(
+                "this engine does not manage the model: it was never adopted, or released before"
+            )
+        for parameter in parameters:
+            _C.release(parameter)
+            if parameter.grad is not None:
+                _C.release(parameter.grad)
+            for optimizer in self._optimizers:
+                for value in optimizer.state.get(parameter, {}).values():
+                    if isinstance(value, torch.Tensor):
+                        _C.release(value)
+        for module in model.modules():
+            self._modules.discard(module)
+        return model
+
+    def close(self) -> None:
+        """Gives everything back: models are plain models again, the folders on NVMe are gone.
+
+        What does not fit in memory raises when it is touched afterwards.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        _engines.discard(self)
+        self._manager.close()
+        for model in self._roots():
+            for parameter in model.parameters():
+                if not _C.is_managed(parameter):
+                    _C.release(parameter)
+
+    def stats(self) -> dict[str, int]:
+        """Counts and bytes so far: see docs/python.md."""
+        return self._manager.stats()
+
+    def save(self, path: str | os.PathLike[str], extra: Any = None) -> None:
+        """Writes weights, buffers, optimizer states, RNG states and `extra` to a new directory."""
+        self._check_open()
+        checkpoint.save(os.fspath(path), self._roots(), list(self._optimizers), extra)
+
+    def load(self, path: str | os.PathLike[str]) -> tuple[int, Any]:
+        """Brings back what save() has written, into the same models; returns (step, extra)."""
+        self._check_open()
+        return checkpoint.load(os.fspath(path), self._roots(), list(self._optimizers))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the engine is closed")
+
+    def _note_module(self, module: torch.nn.Module) -> None:
+        self._modules.add(module)
+
+    def _note_child(self, child: torch.nn.Module) -> None:
+        self._children.add(child)
+
+    def _roots(self) -> list[torch.nn.Module]:
+        return [module for module in self._modules if module not in self._children]
+
+    def _adopt_parameters(self, model: torch.nn.Module) -> None:
+        users: dict[int, int] = {}
+        parameters = list(model.named_parameters())
+        for _, parameter in parameters:
+            key = _storage_key(parameter)
+            users[key] = users.get(key, 0) + 1
+        for name, parameter in parameters:
+            self._manager.adopt_parameter(parameter, name, users[_storage_key(parameter)])
+
+    def _refresh(self) -> None:
+        """Between steps: what has come since, or could not be taken before."""
+        if self._closed:
+            return
+        for model in self._roots():
+            self._adopt_parameters(model)
+        self._manager.adopt_offered()
+
+
+def engine_of(tensor: torch.Tensor) -> Engine | None:
+    """The engine that manages a tensor."""
+    manager = _C.manager_of(tensor)
+    if manager is None:
+        return None
+    return next((engine for engine in _engines if engine._manager is manager), None)
+
+
+def _bytes(value: int | str | None, name: str) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f'{name} is {value!r}, must be a number of bytes or a text such as "4GB"')
+    try:
+        size = value if isinstance(value, int) else _C.parse_bytes(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if size <= 0:
+        raise ValueError(f"{name} is {value!r}, must be more than nothing")
+    return size
+
+
+def _paths(nvme: Any) -> list[str]:
+    if nvme is None:
+        return []
+    if isinstance(nvme, str | os.PathLike):
+        return [os.fspath(nvme)]
+    return [os.fspath(path) for path in nvme]
+
+
+def _storage_key(tensor: torch.Tensor) -> int:
+    return _C.storage_key(tensor)
+
+
+@functools.cache
+def _hook_registrations() -> bool:
+    def on_parameter(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        for engine in _building:
+            engine._note_module(module)
+            if parameter is not None:
+                engine._manager.adopt_parameter(parameter, f"{type(module).__name__}.{name}")
+
+    def on_module(module: torch.nn.Module, name: str, child: torch.nn.Module | None) -> None:
+        for engine in _building:
+            engine._note_module(module)
+            if child is not None:
+                engine._note_child(child)
+
+    register_module_parameter_registration_hook(on_parameter)
+    register_module_module_registration_hook(on_module)
+    return True
+
+
+@atexit.register
+def _close_all() -> None:
+    for engine in list(_engines):
+        engine.close()

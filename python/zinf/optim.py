@@ -1,0 +1,166 @@
+"""Optimizers that update managed parameters unit by unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from zinf import _C
+from zinf.engine import engine_of
+
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+class AdamW(torch.optim.Optimizer):
+    """AdamW with the bits of torch.optim.AdamW(fused=True), wherever the states live.
+
+    Weights in bfloat16 or float16 get a float32 master; an element that was edited outside the optimizer
+    becomes its own master. On parameters without an engine it is a plain in-memory optimizer with the same
+    arithmetic.
+
+    max_grad_norm: clip as torch.nn.utils.clip_grad_norm_ does, to the bit.
+    update: "step", when step() is called.
+
+    Example:
+        >>> optimizer = zinf.AdamW(model.parameters(), lr=3e-4, max_grad_norm=1.0)
+        >>> loss.backward()
+        >>> optimizer.step()
+        >>> optimizer.zero_grad()
+    """
+
+    # GradScaler gives its scale to step() instead of refusing float16 gradients.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        max_grad_norm: float | None = None,
+        update: str = "step",
+    ):
+        if update != "step":
+            raise ValueError(f'update is {update!r}, must be "step"')
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm is {max_grad_norm!r}, must be positive")
+        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            if not float(value) >= 0:
+                raise ValueError(f"{name} is {value!r}, must not be negative")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas are {betas!r}, must be in [0, 1)")
+        self.max_grad_norm = max_grad_norm
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        for parameter in self.param_groups[-1]["params"]:
+            engine = engine_of(parameter)
+            if engine is not None:
+                engine._optimizers.add(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        # Torch has cast the states to the weight's type; ours are float32 whatever that is.
+        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for index, parameter in zip(saved, parameters, strict=True):
+            for name, value in state_dict["state"].get(index, {}).items():
+                if name != "step":
+                    self._set_state(parameter, name, value.detach().to(torch.float32, copy=True))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._refresh()
+        if float(getattr(self, "found_inf", 0.0)):
+            return loss  # the scaler has found a gradient that is not finite
+        scale = getattr(self, "grad_scale", None)
+        inverse_scale = 1.0 if scale is None else 1.0 / float(scale)
+        updates = [
+            (group, parameter)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        clip = self._clip_factor([parameter.grad for _, parameter in updates], inverse_scale)
+        for index, (group, parameter) in enumerate(updates):
+            if index + 1 < len(updates):
+                self._prefetch(updates[index + 1][1])
+            self._update(group, parameter, inverse_scale, clip)
+        return loss
+
+    def _refresh(self) -> None:
+        engines = {engine_of(p) for group in self.param_groups for p in group["params"]}
+        for engine in engines - {None}:
+            engine._optimizers.add(self)
+            engine._refresh()
+
+    def _prefetch(self, parameter: torch.Tensor) -> None:
+        _C.prefetch(parameter)
+        _C.prefetch(parameter.grad)
+        for value in self.state[parameter].values():
+            if isinstance(value, torch.Tensor):
+                _C.prefetch(value)
+
+    def _clip_factor(self, grads: list[torch.Tensor], inverse_scale: float) -> float:
+        """What clip_grad_norm_ would multiply by: the same operations in the same order."""
+        if self.max_grad_norm is None or not grads:
+            return 1.0
+        norms = [
+            torch.linalg.vector_norm(grad if inverse_scale == 1.0 else grad.float() * inverse_scale)
+            for grad in grads
+        ]
+        total = torch.linalg.vector_norm(torch.stack(norms))
+        return torch.clamp(self.max_grad_norm / (total + 1e-6), max=1.0).item()
+
+    def _update(
+        self, group: dict[str, Any], parameter: torch.Tensor, inverse_scale: float, clip: float
+    ) -> None:
+        grad = parameter.grad
+        if grad.is_sparse:
+            raise RuntimeError(
+                "zinf.AdamW does not take sparse gradients: build the embedding with sparse=False"
+            )
+        state = self.state[parameter]
+        if not state:
+            self._make_state(parameter, state)
+        if grad.stride() != parameter.stride() or grad.dtype != parameter.dtype:
+            grad = torch.empty_like(parameter).copy_(grad)
+        state["step"] += 1
+        beta1, beta2 = group["betas"]
+        _C.adam_update(
+            parameter,
+            grad,
+            state["exp_avg"],
+            state["exp_avg_sq"],
+            step=int(state["step"].item()),
+            lr=float(group["lr"]),
+            beta1=beta1,
+            beta2=beta2,
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            inverse_scale=inverse_scale,
+            clip=clip,
+            master=state.get("master"),
+        )
+
+    def _make_state(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        state["step"] = torch.zeros((), dtype=torch.float32)
+        for name in ("exp_avg", "exp_avg_sq"):
+            zeros = torch.zeros_like(parameter, dtype=torch.float32, memory_format=torch.preserve_format)
+            self._set_state(parameter, name, zeros)
+        if parameter.dtype in _NARROW:
+            self._set_state(parameter, "master", parameter.detach().float())
+
+    def _set_state(self, parameter: torch.Tensor, name: str, tensor: torch.Tensor) -> None:
+        engine = engine_of(parameter)
+        if engine is not None:
+            engine._manager.adopt(tensor, "state", name)
+        self.state[parameter][name] = tensor
