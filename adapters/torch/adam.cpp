@@ -26,8 +26,8 @@ Status check_tensor(const char* name, const at::Tensor& tensor) {
     return refuse(name,
                   "must be on the CPU, it is on " + tensor.device().str());
   }
-  if (!tensor.is_contiguous()) {
-    return refuse(name, "must be contiguous: call .contiguous()");
+  if (!tensor.is_non_overlapping_and_dense()) {
+    return refuse(name, "must be dense in memory: call .contiguous()");
   }
   return {};
 }
@@ -35,7 +35,8 @@ Status check_tensor(const char* name, const at::Tensor& tensor) {
 // The tensor's memory, when it has this dtype and as many elements as the
 // weight.
 Result<void*> memory_of(const char* name, const at::Tensor& tensor,
-                        at::ScalarType dtype, std::int64_t numel) {
+                        at::ScalarType dtype, const at::Tensor& weight) {
+  std::int64_t numel = weight.numel();
   ZINF_TRY(check_tensor(name, tensor));
   if (tensor.scalar_type() != dtype) {
     return refuse(name, strf("must be %s, it is %s", c10::toString(dtype),
@@ -45,6 +46,11 @@ Result<void*> memory_of(const char* name, const at::Tensor& tensor,
     return refuse(name, strf("has %lld elements, the weight has %lld",
                              static_cast<long long>(tensor.numel()),
                              static_cast<long long>(numel)));
+  }
+  // Elements are taken in the order of memory.
+  if (tensor.strides() != weight.strides() &&
+      !(tensor.is_contiguous() && weight.is_contiguous())) {
+    return refuse(name, "must lie in memory as the weight does");
   }
   return tensor.data_ptr();
 }
@@ -64,6 +70,17 @@ Result<Dtype> dtype_of(const char* name, const at::Tensor& tensor) {
   }
 }
 
+void prefetch(const AdamTensors& tensors) {
+  for (const at::Tensor* tensor : {&tensors.weight, &tensors.grad,
+                                   &tensors.exp_avg, &tensors.exp_avg_sq}) {
+    if (Unit* unit = Unit::of(*tensor)) unit->prefetch();
+  }
+  for (const auto* tensor : {&tensors.master, &tensors.low}) {
+    if (!tensor->has_value()) continue;
+    if (Unit* unit = Unit::of(**tensor)) unit->prefetch();
+  }
+}
+
 }  // namespace
 
 std::size_t torch_remainder(std::size_t numel) {
@@ -76,24 +93,24 @@ Result<AdamBuffers> adam_buffers(const AdamTensors& tensors) {
   AdamBuffers buffers;
   ZINF_ASSIGN(buffers.weight_dtype, dtype_of("weight", tensors.weight));
   ZINF_ASSIGN(buffers.grad_dtype, dtype_of("grad", tensors.grad));
-  std::int64_t numel = tensors.weight.numel();
-  buffers.count = static_cast<std::size_t>(numel);
+  const at::Tensor& weight = tensors.weight;
+  buffers.count = static_cast<std::size_t>(weight.numel());
   buffers.weight = tensors.weight.data_ptr();
   ZINF_ASSIGN(buffers.grad, memory_of("grad", tensors.grad,
-                                      tensors.grad.scalar_type(), numel));
+                                      tensors.grad.scalar_type(), weight));
   ZINF_ASSIGN(void* exp_avg,
-              memory_of("exp_avg", tensors.exp_avg, at::kFloat, numel));
+              memory_of("exp_avg", tensors.exp_avg, at::kFloat, weight));
   ZINF_ASSIGN(void* exp_avg_sq,
-              memory_of("exp_avg_sq", tensors.exp_avg_sq, at::kFloat, numel));
+              memory_of("exp_avg_sq", tensors.exp_avg_sq, at::kFloat, weight));
   buffers.exp_avg = static_cast<float*>(exp_avg);
   buffers.exp_avg_sq = static_cast<float*>(exp_avg_sq);
   if (tensors.master) {
     ZINF_ASSIGN(void* master,
-                memory_of("master", *tensors.master, at::kFloat, numel));
+                memory_of("master", *tensors.master, at::kFloat, weight));
     buffers.master = static_cast<float*>(master);
   }
   if (tensors.low) {
-    ZINF_ASSIGN(void* low, memory_of("low", *tensors.low, at::kUInt16, numel));
+    ZINF_ASSIGN(void* low, memory_of("low", *tensors.low, at::kUInt16, weight));
     buffers.low = static_cast<std::uint16_t*>(low);
   }
   return buffers;
@@ -122,6 +139,18 @@ Status adam_update(const AdamOptions& options, const AdamStep& step,
   }
   ZINF_TRY(adam_update(options, step, buffers, pool));
   if (grad_squares != nullptr) *grad_squares = total(sums);
+  return {};
+}
+
+Status adam_update_all(const AdamOptions& options, float inverse_scale,
+                       float clip, const std::vector<AdamItem>& items,
+                       ThreadPool* pool) {
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (i + 1 < items.size()) prefetch(items[i + 1].tensors);
+    AdamStep step{
+        .step = items[i].step, .inverse_scale = inverse_scale, .clip = clip};
+    ZINF_TRY(adam_update(options, step, items[i].tensors, pool));
+  }
   return {};
 }
 

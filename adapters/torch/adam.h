@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "zinf/adam.h"
 #include "zinf/status.h"
@@ -13,7 +14,7 @@ namespace zinf {
 
 class ThreadPool;
 
-// Dense, contiguous CPU tensors with equal numbers of elements. The gradient
+// Dense CPU tensors with equal numbers of elements and strides. The gradient
 // may be float32, bfloat16 or float16 whatever the weight is.
 struct AdamTensors {
   at::Tensor weight;  // float32, bfloat16 or float16
@@ -38,6 +39,18 @@ Result<AdamBuffers> adam_buffers(const AdamTensors& tensors);
 Status adam_update(const AdamOptions& options, const AdamStep& step,
                    const AdamTensors& tensors, ThreadPool* pool,
                    double* grad_squares = nullptr);
+
+// One tensor's part of a step over many.
+struct AdamItem {
+  AdamTensors tensors;
+  std::int64_t step = 1;
+};
+
+// The same for each item in turn; what the next one needs is on its way
+// meanwhile.
+Status adam_update_all(const AdamOptions& options, float inverse_scale,
+                       float clip, const std::vector<AdamItem>& items,
+                       ThreadPool* pool);
 
 // The sum of squares alone.
 Result<double> sum_of_squares(const at::Tensor& grad, float inverse_scale,

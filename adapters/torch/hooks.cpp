@@ -121,7 +121,7 @@ class GradHook final : public torch::autograd::PostAccumulateGradHook {
     auto manager = manager_.lock();
     if (!manager || manager->closed()) return;
     const at::Tensor& grad = leaf.grad();
-    if (grad.defined()) manager->offer(grad);
+    if (grad.defined()) manager->offer(grad, Role::kGrad, "gradient");
   }
 
  private:

@@ -22,7 +22,7 @@ void watch_forks() {
 
 // What can be a unit at all.
 bool is_manageable(const at::TensorBase& tensor) {
-  if (!tensor.defined() || !tensor.has_storage() || !tensor.is_cpu() ||
+  if (!tensor.defined() || !tensor.has_storage() || tensor.is_meta() ||
       tensor.layout() != at::kStrided ||
       tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python)) {
     return false;
@@ -41,6 +41,12 @@ std::size_t uses_of(const c10::Storage& storage) {
   return count;
 }
 
+// A state without a unit is the host's part of one on a device.
+Leave ask(StateRef, void* unit) {
+  if (unit == nullptr) return Leave::kDrop;
+  return static_cast<Unit*>(unit)->leaving();
+}
+
 }  // namespace
 
 bool in_forked_child() { return forked.load(std::memory_order_relaxed); }
@@ -53,11 +59,53 @@ Result<std::shared_ptr<Manager>> Manager::create(
     const ManagerOptions& options) {
   watch_forks();
   auto manager = std::make_shared<Manager>(options);
-  ZINF_ASSIGN(manager->tier_,
-              HostTier::create(options.tier, [](StateRef, void* unit) {
-                return static_cast<Unit*>(unit)->leaving();
-              }));
+  ZINF_ASSIGN(manager->tier_, HostTier::create(options.tier, &ask));
   return manager;
+}
+
+Manager::~Manager() {
+  // The threads behind it are the parent's: nothing can be ended here.
+  if (in_forked_child()) new std::shared_ptr<HostTier>(std::move(tier_));
+}
+
+DeviceTier& Manager::device_tier(c10::Device device) {
+  std::lock_guard lock(mutex_);
+  if (device_tier_ == nullptr) {
+    auto made = DeviceTier::create(*tier_, device,
+                                   {.bytes = options_.device_bytes,
+                                    .away_bytes = options_.tier.away_bytes},
+                                   &ask);
+    throw_if_error(made.status());
+    device_tier_ = std::move(made).value();
+    device_ = device;
+  }
+  if (device != device_) {
+    throw Error(Status::error(
+        Code::kUnsupported,
+        "an engine manages one device: this one has " + device_.str() +
+            " already, and a tensor is on " + device.str()));
+  }
+  return *device_tier_;
+}
+
+Residency& Manager::residency_of(c10::Device device) {
+  return device.is_cpu() ? tier_->residency() : device_tier(device).residency();
+}
+
+Result<StateRef> Manager::add(const StateSpec& spec, Role role,
+                              c10::Device device, Unit* unit) {
+  if (device.is_cpu()) return tier_->add(spec, role, unit);
+  return device_tier(device).add(spec, role, unit);
+}
+
+Home Manager::home_of(Role role, c10::Device device) {
+  if (device.is_cpu()) return tier_->home_of(role);
+  return device_tier(device).home_of(role);
+}
+
+Reservation Manager::count(c10::Device device, std::uint64_t bytes) {
+  if (device.is_cpu()) return tier_->count(Tag::kWeight, bytes);
+  return device_tier(device).count(Tag::kWeight, bytes);
 }
 
 bool Manager::adopt(const at::TensorBase& tensor, Role role,
@@ -78,25 +126,32 @@ bool Manager::adopt(const at::TensorBase& tensor, Role role,
   return true;
 }
 
-void Manager::offer(const at::TensorBase& grad) {
+void Manager::offer(const at::TensorBase& tensor, Role role,
+                    const std::string& name) {
   adopt_offered();
   std::lock_guard lock(mutex_);
-  offered_.emplace_back(grad.getIntrusivePtr());
+  offered_.push_back(
+      {c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), role,
+       name});
 }
 
 void Manager::adopt_offered() {
-  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> offered;
+  std::vector<Offer> offered;
   {
     std::lock_guard lock(mutex_);
     offered.swap(offered_);
   }
-  for (auto& weak : offered) {
-    auto tensor = weak.lock();
-    if (!tensor) continue;
-    if (adopt(at::TensorBase(tensor), Role::kGrad, "gradient")) continue;
-    if (!is_manageable(at::TensorBase(tensor))) continue;
+  for (Offer& offer : offered) {
+    auto impl = offer.tensor.lock();
+    if (!impl) continue;
+    at::TensorBase tensor(impl);
+    if (adopt(tensor, offer.role, offer.name)) {
+      if (offer.role == Role::kWeight) Unit::of(tensor)->set_parameter();
+      continue;
+    }
+    if (!is_manageable(tensor)) continue;
     std::lock_guard lock(mutex_);
-    offered_.push_back(weak);
+    offered_.push_back(std::move(offer));
   }
 }
 
@@ -149,7 +204,9 @@ void Manager::close() {
   reap();
   std::lock_guard lock(mutex_);
   if (!live_.empty()) return;  // what does not fit, or is in use
-  last_ = tier_->stats();
+  last_.tier = tier_->stats();
+  if (device_tier_) last_.device = device_tier_->residency().stats();
+  device_tier_.reset();
   tier_.reset();
 }
 
@@ -173,7 +230,9 @@ ManagerStats Manager::stats() {
   if (!closed_) adopt_offered();
   reap();
   ManagerStats stats;
-  stats.tier = tier_ ? tier_->stats() : last_;
+  stats.tier = tier_ ? tier_->stats() : last_.tier;
+  stats.device =
+      device_tier_ ? device_tier_->residency().stats() : last_.device;
   for (Unit* unit : units()) {
     ++stats.units;
     if (unit->role() == Role::kWeight) stats.weights_bytes += unit->bytes();

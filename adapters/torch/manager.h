@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "adapters/torch/device_tier.h"
 #include "adapters/torch/unit.h"
 #include "zinf/host_tier.h"
 
@@ -17,14 +18,16 @@ namespace zinf {
 
 struct ManagerOptions {
   HostTierOptions tier;
-  bool evict_always = false;  // every unit leaves memory after each use
-  bool audit = false;         // look for accesses and writes that were missed
+  std::uint64_t device_bytes = 0;  // for units on a device; 0: no limit
+  bool evict_always = false;       // every unit leaves memory after each use
+  bool audit = false;  // look for accesses and writes that were missed
   // Operators over lists of tensors take so many bytes of units at a time.
   std::uint64_t piece_bytes = std::uint64_t{32} << 20;
 };
 
 struct ManagerStats {
   HostTierStats tier;
+  ResidencyStats device;
   std::uint64_t units = 0;
   std::uint64_t weights_bytes = 0;  // of all units that are weights
   std::uint64_t escapes = 0;
@@ -37,13 +40,15 @@ class Manager : public std::enable_shared_from_this<Manager> {
  public:
   static Result<std::shared_ptr<Manager>> create(const ManagerOptions& options);
   explicit Manager(const ManagerOptions& options) : options_(options) {}
+  ~Manager();
 
   // Makes the tensor's storage a unit if nobody else uses it: false when it
   // was left as it is (and false for what can never be one).
   bool adopt(const at::TensorBase& tensor, Role role, const std::string& name,
              std::size_t tensors = 1);
-  // The same for a gradient, now or when autograd has let go of it.
-  void offer(const at::TensorBase& grad);
+  // The same, now or when others have let go of its storage: autograd of a
+  // gradient, a loader of a weight.
+  void offer(const at::TensorBase& tensor, Role role, const std::string& name);
   void adopt_offered();
 
   // Every unit's storage gets its content as ordinary memory. What does not
@@ -61,6 +66,13 @@ class Manager : public std::enable_shared_from_this<Manager> {
   // Throws when managed memory cannot be used here.
   void check_usable(const Unit& unit) const;
 
+  // The memory of a device's units, or of the CPU's.
+  Residency& residency_of(c10::Device device);
+  Result<StateRef> add(const StateSpec& spec, Role role, c10::Device device,
+                       Unit* unit);
+  Home home_of(Role role, c10::Device device);
+  Reservation count(c10::Device device, std::uint64_t bytes);
+
   HostTier& tier() { return *tier_; }
   const ManagerOptions& options() const { return options_; }
   ManagerStats stats();
@@ -71,14 +83,23 @@ class Manager : public std::enable_shared_from_this<Manager> {
 
  private:
   const ManagerOptions options_;
+  DeviceTier& device_tier(c10::Device device);
+
   std::shared_ptr<HostTier> tier_;
-  HostTierStats last_;  // when it was closed
+  std::unique_ptr<DeviceTier> device_tier_;  // made when it is needed
+  c10::Device device_ = at::kCPU;            // whose
+  ManagerStats last_;                        // when it was closed
   std::atomic<bool> closed_ = false;
 
   std::mutex mutex_;
   std::unordered_set<Unit*> live_;
   std::vector<Unit*> dead_;
-  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> offered_;
+  struct Offer {
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+    Role role;
+    std::string name;
+  };
+  std::vector<Offer> offered_;
 };
 
 // True in a child of fork(), where managed memory must not be used.

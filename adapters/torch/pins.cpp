@@ -1,17 +1,6 @@
 #include "adapters/torch/pins.h"
 
 namespace zinf {
-namespace {
-
-Unit* unit_of(const at::TensorBase& tensor) {
-  if (!tensor.defined()) return nullptr;
-  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  if (!impl->has_storage()) return nullptr;
-  c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
-  return storage == nullptr ? nullptr : Unit::of(storage);
-}
-
-}  // namespace
 
 Pins::~Pins() {
   for (Held& held : held_) {
@@ -49,17 +38,17 @@ std::size_t managed_bytes(const c10::IValue& list) {
   std::size_t bytes = 0;
   for (const c10::IValue& element : list.toListRef()) {
     if (!element.isTensor()) continue;
-    if (Unit* unit = unit_of(element.toTensor())) bytes += unit->bytes();
+    if (Unit* unit = Unit::of(element.toTensor())) bytes += unit->bytes();
   }
   return bytes;
 }
 
 Unit* first_unit(const c10::IValue& value) {
-  if (value.isTensor()) return unit_of(value.toTensor());
+  if (value.isTensor()) return Unit::of(value.toTensor());
   if (!value.isList()) return nullptr;
   for (const c10::IValue& element : value.toListRef()) {
     if (!element.isTensor()) continue;
-    if (Unit* unit = unit_of(element.toTensor())) return unit;
+    if (Unit* unit = Unit::of(element.toTensor())) return unit;
   }
   return nullptr;
 }

@@ -27,13 +27,14 @@ std::uint64_t hash_of(std::span<const std::byte> bytes) {
 
 // The storage's old memory as a block, counted in the budget.
 Block block_of(c10::DataPtr pointer, std::size_t bytes, Manager& manager) {
+  c10::Device device = pointer.device();
   struct Owner {
     c10::DataPtr pointer;
     Reservation reservation;
   };
   auto data = static_cast<std::byte*>(pointer.get());
   auto owner = std::make_shared<Owner>(
-      Owner{std::move(pointer), manager.tier().count(Tag::kWeight, bytes)});
+      Owner{std::move(pointer), manager.count(device, bytes)});
   return {{data, bytes}, std::move(owner)};
 }
 
@@ -55,6 +56,14 @@ Unit* Unit::of(c10::StorageImpl* storage) {
   return static_cast<Unit*>(pointer.get_context());
 }
 
+Unit* Unit::of(const at::TensorBase& tensor) {
+  if (!tensor.defined()) return nullptr;
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (!impl->has_storage()) return nullptr;
+  c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  return storage == nullptr ? nullptr : of(storage);
+}
+
 Unit::Unit(std::shared_ptr<Manager> manager,
            const c10::intrusive_ptr<c10::StorageImpl>& storage, Role role,
            std::string name, std::size_t tensors)
@@ -64,6 +73,7 @@ Unit::Unit(std::shared_ptr<Manager> manager,
       bytes_(storage->nbytes()),
       role_(role),
       tensors_(tensors),
+      residency_(manager_->residency_of(device_)),
       name_(std::move(name)),
       sentinel_(bytes_, *this) {}
 
@@ -72,7 +82,6 @@ Unit::~Unit() = default;
 void Unit::adopt(std::shared_ptr<Manager> manager,
                  c10::intrusive_ptr<c10::StorageImpl> storage, Role role,
                  std::string name, std::size_t tensors) {
-  HostTier& tier = manager->tier();
   std::unique_ptr<Unit> unit(
       new Unit(manager, storage, role, std::move(name), tensors));
   StateSpec spec{.unit = unit->name_,
@@ -80,22 +89,26 @@ void Unit::adopt(std::shared_ptr<Manager> manager,
                  .dtype = "bytes",
                  .shape = {unit->bytes_},
                  .bytes = unit->bytes_};
-  Result<StateRef> state = tier.add(spec, role, unit.get());
+  Result<StateRef> state = manager->add(spec, role, unit->device_, unit.get());
   throw_if_error(state.status());
   unit->state_ = *state;
   Unit* made = unit.release();
 
   void* data = storage->_mutable_data_ptr_no_checks().get();
-  bool in_place = tier.home_of(role) == Home::kMemory ||
-                  is_aligned(data, std::size_t{kPage});
+  // Torch's own alignment, which decides about bits (a mapped file has none);
+  // a page's for what goes to a disk from where it is.
+  bool stays = manager->home_of(role, made->device_) == Home::kMemory;
+  bool in_place =
+      !made->device_.is_cpu() ||
+      is_aligned(data, stays ? std::size_t{64} : std::size_t{kPage});
   made->retain();
   c10::DataPtr old = std::exchange(storage->_mutable_data_ptr_no_checks(),
                                    made->pointer_to(made->sentinel_.address()));
   if (in_place) {
-    tier.residency().give(made->state_,
+    made->residency_.give(made->state_,
                           block_of(std::move(old), made->bytes_, *manager));
   } else {
-    Result<Pin> pin = tier.residency().pin(made->state_, Use::kReplace);
+    Result<Pin> pin = made->residency_.pin(made->state_, Use::kReplace);
     if (!pin.ok()) {
       storage->set_data_ptr_noswap(std::move(old));
       made->drop_reference();
@@ -145,17 +158,16 @@ void Unit::pin(c10::StorageImpl* storage, bool change) {
   retain();
   std::lock_guard lock(mutex_);
   try {
-    Residency& residency = manager_->tier().residency();
     if (pins_ == 0) {
       Result<Pin> pin =
-          residency.pin(state_, change ? Use::kChange : Use::kRead);
+          residency_.pin(state_, change ? Use::kChange : Use::kRead);
       throw_if_error(pin.status());
       pin_ = std::move(pin).value();
       if (manager_->options().audit && !hash_) note_content();
       attach(storage);
       if (change) hash_.reset();
     } else if (change && change_.empty()) {
-      Result<Pin> pin = residency.pin(state_, Use::kChange);
+      Result<Pin> pin = residency_.pin(state_, Use::kChange);
       throw_if_error(pin.status());
       change_ = std::move(pin).value();
       hash_.reset();
@@ -175,17 +187,19 @@ void Unit::unpin(c10::StorageImpl* storage) {
       const ManagerOptions& options = manager_->options();
       if (options.audit && !hash_ && ours) note_content();
       if (ours && !escaped_) arm(storage);
-      bool stays = manager_->tier().home_of(role_) == Home::kMemory;
+      bool stays = manager_->home_of(role_, device_) == Home::kMemory;
       if (options.evict_always && stays && ours && !escaped_) detach(storage);
       pin_ = {};
       change_ = {};
-      if (options.evict_always) manager_->tier().residency().evict(state_);
+      if (options.evict_always) residency_.evict(state_);
     }
   }
   drop_reference();
 }
 
-void Unit::note_content() { hash_ = hash_of(pin_.bytes()); }
+void Unit::note_content() {
+  if (device_.is_cpu()) hash_ = hash_of(pin_.bytes());
+}
 
 bool Unit::used_elsewhere(c10::StorageImpl& storage, std::size_t ours) const {
   std::size_t count = c10::raw::intrusive_ptr::use_count(&storage) - ours;
@@ -203,7 +217,7 @@ void Unit::escape(c10::StorageImpl* storage) {
     ++manager_->violations;
     report_violation(name_);
   }
-  Result<Pin> pin = manager_->tier().residency().pin(state_, Use::kChange);
+  Result<Pin> pin = residency_.pin(state_, Use::kChange);
   throw_if_error(pin.status());
   pin_ = std::move(pin).value();
   sentinel_.clear();
@@ -247,30 +261,32 @@ void Unit::release(c10::StorageImpl* storage) {
   {
     std::lock_guard lock(mutex_);
     if (of(storage) == this) {
-      Residency& residency = manager_->tier().residency();
-      Result<Pin> pin = residency.pin(state_, Use::kRead);
+      Result<Pin> pin = residency_.pin(state_, Use::kRead);
       if (pin.ok()) {
         sentinel_.clear();
         storage->clear_materializer();
         storage->set_data_ptr_noswap(
-            plain_pointer(residency.block(*pin), device_));
+            plain_pointer(residency_.block(*pin), device_));
       }
     }
   }
   drop_reference();
 }
 
-void Unit::forget() { manager_->tier().residency().remove(state_); }
-void Unit::prefetch() { manager_->tier().residency().prefetch(state_); }
-void Unit::evict() { manager_->tier().residency().evict(state_); }
+void Unit::forget() { residency_.remove(state_); }
+void Unit::prefetch() { residency_.prefetch(state_); }
+void Unit::evict() { residency_.evict(state_); }
 
 Status Unit::copy_content(std::byte* to, std::size_t bytes) {
+  if (!device_.is_cpu()) {
+    return Status::error(Code::kInvalid, name_ + " is on a device");
+  }
   std::lock_guard lock(mutex_);
   if (inside_operator()) {
     ++manager_->violations;
     report_violation(name_);
   }
-  ZINF_ASSIGN(Pin pin, manager_->tier().residency().pin(state_, Use::kRead));
+  ZINF_ASSIGN(Pin pin, residency_.pin(state_, Use::kRead));
   std::memcpy(to, pin.bytes().data(), bytes);
   return {};
 }

@@ -14,6 +14,7 @@
 // (sentinel.h).
 #pragma once
 
+#include <ATen/core/TensorBase.h>
 #include <c10/core/StorageImpl.h>
 
 #include <atomic>
@@ -34,6 +35,7 @@ class Unit final : public FaultSource {
  public:
   // The unit of a storage, or null. Cheap: no lookup.
   static Unit* of(c10::StorageImpl* storage);
+  static Unit* of(const at::TensorBase& tensor);
 
   // Makes the storage a unit. `tensors` is how many known tensors use it.
   static void adopt(std::shared_ptr<Manager> manager,
@@ -94,6 +96,7 @@ class Unit final : public FaultSource {
   const std::size_t bytes_;
   const Role role_;
   const std::size_t tensors_;
+  Residency& residency_;
   std::string name_;
   StateRef state_;
   Sentinel sentinel_;

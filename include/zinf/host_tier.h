@@ -47,6 +47,11 @@ struct HostTierStats {
   std::uint64_t nvme_bytes = 0;  // of the scratch store's files
 };
 
+// Bytes of a budget for what cannot be refused: states are dropped for it, and
+// if that is not enough the budget is exceeded.
+Reservation budget_or_beyond(const Budget& budget, Residency& residency,
+                             Tag tag, std::uint64_t bytes);
+
 // Thread-safe.
 class HostTier {
  public:

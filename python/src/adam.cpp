@@ -5,6 +5,8 @@
 
 #include <optional>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "adapters/torch/error.h"
 #include "python/src/bindings.h"
@@ -56,6 +58,26 @@ std::optional<double> py_adam_update(
   return squares;
 }
 
+using Item = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor,
+                        std::optional<at::Tensor>, std::int64_t>;
+
+void py_adam_update_all(const std::vector<Item>& items, double lr, double beta1,
+                        double beta2, double eps, double weight_decay,
+                        float inverse_scale, float clip, ThreadPool* pool) {
+  AdamOptions options = {.lr = lr,
+                         .beta1 = beta1,
+                         .beta2 = beta2,
+                         .eps = eps,
+                         .weight_decay = weight_decay,
+                         .decay = WeightDecay::kDecoupled};
+  std::vector<AdamItem> all;
+  for (const auto& [weight, grad, exp_avg, exp_avg_sq, master, step] : items) {
+    all.push_back({{weight, grad, exp_avg, exp_avg_sq, master, {}}, step});
+  }
+  py::gil_scoped_release release;
+  throw_if_error(adam_update_all(options, inverse_scale, clip, all, pool));
+}
+
 }  // namespace
 
 void bind_adam(py::module_& module) {
@@ -80,6 +102,14 @@ void bind_adam(py::module_& module) {
              py::arg("clip") = 1.0F, py::arg("master") = py::none(),
              py::arg("low") = py::none(), py::arg("pool") = py::none(),
              py::arg("sum_squares") = false);
+
+  module.def("adam_update_all", py_adam_update_all,
+             "AdamW on many tensors; items are (weight, grad, exp_avg, "
+             "exp_avg_sq, master or None, step).",
+             py::arg("items"), py::kw_only(), py::arg("lr"), py::arg("beta1"),
+             py::arg("beta2"), py::arg("eps"), py::arg("weight_decay"),
+             py::arg("inverse_scale") = 1.0F, py::arg("clip") = 1.0F,
+             py::arg("pool") = py::none());
 
   module.def(
       "sum_of_squares",

@@ -4,6 +4,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "adapters/torch/audit.h"
@@ -33,6 +35,7 @@ Where parse_where(const std::string& argument, const std::string& value) {
 }
 
 std::shared_ptr<Manager> make_manager(std::uint64_t host_bytes,
+                                      std::uint64_t device_bytes,
                                       std::vector<std::string> nvme,
                                       const std::string& weights,
                                       const std::string& states,
@@ -44,6 +47,7 @@ std::shared_ptr<Manager> make_manager(std::uint64_t host_bytes,
                   .weights = parse_where("weights", weights),
                   .states = parse_where("states", states),
                   .away_bytes = evict_always ? 0 : away_bytes};
+  options.device_bytes = device_bytes;
   options.evict_always = evict_always;
   options.audit = audit;
   Result<std::shared_ptr<Manager>> manager = Manager::create(options);
@@ -55,9 +59,32 @@ std::shared_ptr<Manager> make_manager(std::uint64_t host_bytes,
   return *manager;
 }
 
-Unit* unit_of(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
-  return Unit::of(tensor.storage().unsafeGetStorageImpl());
+// `later`: what cannot be adopted now is tried again by itself.
+void adopt_parameter(const std::shared_ptr<Manager>& manager,
+                     const at::Tensor& tensor, const std::string& name,
+                     std::size_t tensors, bool later) {
+  bool adopted = manager->adopt(tensor, Role::kWeight, name, tensors);
+  if (Unit* unit = Unit::of(tensor)) {
+    unit->set_parameter();
+    if (unit->name() != name) unit->set_name(name);
+  }
+  if (!adopted && later) manager->offer(tensor, Role::kWeight, name);
+  watch_gradients(manager, tensor);
+}
+
+// All parameters of a model: those that share a storage are known users of it.
+void adopt_parameters(
+    const std::shared_ptr<Manager>& manager,
+    const std::vector<std::pair<std::string, at::Tensor>>& named) {
+  std::unordered_map<const void*, std::size_t> users;
+  auto storage_of = [](const at::Tensor& tensor) -> const void* {
+    return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl()
+                                : nullptr;
+  };
+  for (const auto& [name, tensor] : named) ++users[storage_of(tensor)];
+  for (const auto& [name, tensor] : named) {
+    adopt_parameter(manager, tensor, name, users[storage_of(tensor)], false);
+  }
 }
 
 py::dict stats_of(Manager& manager) {
@@ -72,6 +99,8 @@ py::dict stats_of(Manager& manager) {
   dict["weights_bytes"] = stats.weights_bytes;
   dict["resident_bytes"] = residency.memory_bytes;
   dict["peak_resident_bytes"] = residency.memory_high_bytes;
+  dict["device_resident_bytes"] = stats.device.memory_bytes;
+  dict["device_peak_resident_bytes"] = stats.device.memory_high_bytes;
   dict["reads"] = residency.reads;
   dict["writes"] = residency.writes;
   dict["bytes_read"] = residency.bytes_read;
@@ -88,7 +117,7 @@ py::dict stats_of(Manager& manager) {
 }
 
 void release_tensor(const at::Tensor& tensor) {
-  if (Unit* unit = unit_of(tensor)) {
+  if (Unit* unit = Unit::of(tensor)) {
     unit->release(tensor.storage().unsafeGetStorageImpl());
   }
   remove_keys(*tensor.unsafeGetTensorImpl());
@@ -100,8 +129,9 @@ void bind_engine(py::module_& module) {
   using Released = py::call_guard<py::gil_scoped_release>;
   py::class_<Manager, std::shared_ptr<Manager>>(module, "Manager")
       .def(py::init(&make_manager), py::kw_only(), py::arg("host_bytes"),
-           py::arg("nvme"), py::arg("weights"), py::arg("states"),
-           py::arg("evict_always"), py::arg("audit"), py::arg("away_bytes"))
+           py::arg("device_bytes"), py::arg("nvme"), py::arg("weights"),
+           py::arg("states"), py::arg("evict_always"), py::arg("audit"),
+           py::arg("away_bytes"))
       .def("begin_init",
            [](std::shared_ptr<Manager> self) {
              InitMode::begin(std::move(self));
@@ -120,18 +150,18 @@ void bind_engine(py::module_& module) {
           py::arg("tensor"), py::arg("role"), py::arg("name"),
           py::arg("tensors") = 1, Released())
       .def(
-          "adopt_parameter",
-          [](std::shared_ptr<Manager> self, const at::Tensor& tensor,
-             const std::string& name, std::size_t tensors) {
-            bool adopted = self->adopt(tensor, Role::kWeight, name, tensors);
-            if (Unit* unit = unit_of(tensor)) {
-              unit->set_parameter();
-              unit->set_name(name);
-            }
-            if (adopted) watch_gradients(self, tensor);
-            return adopted;
+          "adopt_parameters",
+          [](const std::shared_ptr<Manager>& self,
+             const std::vector<std::pair<std::string, at::Tensor>>& named) {
+            adopt_parameters(self, named);
           },
-          py::arg("tensor"), py::arg("name"), py::arg("tensors") = 1,
+          Released())
+      .def(
+          "adopt_parameter",
+          [](const std::shared_ptr<Manager>& self, const at::Tensor& tensor,
+             const std::string& name) {
+            adopt_parameter(self, tensor, name, 1, true);
+          },
           Released())
       .def("adopt_offered", &Manager::adopt_offered, Released())
       .def(
@@ -151,20 +181,13 @@ void bind_engine(py::module_& module) {
 
   module.def("manager_of",
              [](const at::Tensor& tensor) -> std::shared_ptr<Manager> {
-               Unit* unit = unit_of(tensor);
+               Unit* unit = Unit::of(tensor);
                return unit == nullptr ? nullptr : unit->manager();
              });
   module.def("is_managed", [](const at::Tensor& tensor) {
-    return unit_of(tensor) != nullptr;
+    return Unit::of(tensor) != nullptr;
   });
-  module.def(
-      "storage_key",
-      [](const at::Tensor& tensor) -> std::uintptr_t {
-        if (!tensor.has_storage()) return 0;
-        return reinterpret_cast<std::uintptr_t>(
-            tensor.storage().unsafeGetStorageImpl());
-      },
-      "Equal for tensors that share their storage.");
+
   module.def("has_keys", [](const at::Tensor& tensor) {
     return tensor.key_set().has(kOuterKey);
   });
@@ -175,7 +198,7 @@ void bind_engine(py::module_& module) {
   });
   module.def("release", &release_tensor, Released());
   module.def("prefetch", [](const at::Tensor& tensor) {
-    if (Unit* unit = unit_of(tensor)) unit->prefetch();
+    if (Unit* unit = Unit::of(tensor)) unit->prefetch();
   });
   using Named = std::tuple<std::string, std::string, at::Tensor>;
   module.def(

@@ -26,6 +26,7 @@ class Engine:
     """Keeps a model's states where they fit, and brings them where they are used.
 
     host_memory: budget for states in host memory: bytes, or a text such as "4GB" or "512MiB".
+    device_memory: budget for units on the accelerator, where there is one.
     nvme: a directory on a fast disk, or several; a private folder is made there and removed at the end.
     weights, states: "auto", "host" or "nvme": where weights (with their gradients) and optimizer states live.
     evict: "auto", or "always" to drop every unit after each use (for tests).
@@ -52,11 +53,13 @@ class Engine:
     ):
         if evict not in ("auto", "always"):
             raise ValueError(f'evict is {evict!r}, must be "auto" or "always"')
-        if _bytes(device_memory, "device_memory"):
+        device_bytes = _bytes(device_memory, "device_memory")
+        if device_bytes and not torch.accelerator.is_available():
             raise ValueError("device_memory is given, but there is no device: the CPU uses host_memory")
         _constructors.accept_managed()
         self._manager = _C.Manager(
             host_bytes=_bytes(host_memory, "host_memory"),
+            device_bytes=device_bytes,
             nvme=_paths(nvme),
             weights=weights,
             states=states,
@@ -174,13 +177,7 @@ class Engine:
         return [module for module in self._modules if module not in self._children]
 
     def _adopt_parameters(self, model: torch.nn.Module) -> None:
-        users: dict[int, int] = {}
-        parameters = list(model.named_parameters())
-        for _, parameter in parameters:
-            key = _storage_key(parameter)
-            users[key] = users.get(key, 0) + 1
-        for name, parameter in parameters:
-            self._manager.adopt_parameter(parameter, name, users[_storage_key(parameter)])
+        self._manager.adopt_parameters(list(model.named_parameters()))
 
     def _refresh(self) -> None:
         """Between steps: what has come since, or could not be taken before."""
@@ -219,10 +216,6 @@ def _paths(nvme: Any) -> list[str]:
     if isinstance(nvme, str | os.PathLike):
         return [os.fspath(nvme)]
     return [os.fspath(path) for path in nvme]
-
-
-def _storage_key(tensor: torch.Tensor) -> int:
-    return _C.storage_key(tensor)
 
 
 @functools.cache

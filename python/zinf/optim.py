@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +12,11 @@ from zinf import _C
 from zinf.engine import engine_of
 
 _NARROW = (torch.bfloat16, torch.float16)
+
+
+@functools.cache
+def _pool(threads: int) -> Any:
+    return _C.ThreadPool(threads)
 
 
 class AdamW(torch.optim.Optimizer):
@@ -70,7 +76,7 @@ class AdamW(torch.optim.Optimizer):
         for index, parameter in zip(saved, parameters, strict=True):
             for name, value in state_dict["state"].get(index, {}).items():
                 if name != "step":
-                    self._set_state(parameter, name, value.detach().to(torch.float32, copy=True))
+                    self._set_state(parameter, name, value.detach().to("cpu", torch.float32, copy=True))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -83,31 +89,40 @@ class AdamW(torch.optim.Optimizer):
             return loss  # the scaler has found a gradient that is not finite
         scale = getattr(self, "grad_scale", None)
         inverse_scale = 1.0 if scale is None else 1.0 / float(scale)
-        updates = [
-            (group, parameter)
-            for group in self.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
-        clip = self._clip_factor([parameter.grad for _, parameter in updates], inverse_scale)
-        for index, (group, parameter) in enumerate(updates):
-            if index + 1 < len(updates):
-                self._prefetch(updates[index + 1][1])
-            self._update(group, parameter, inverse_scale, clip)
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        clip = self._clip_factor(grads, inverse_scale)
+        for group in self.param_groups:
+            update = functools.partial(self._update, group, inverse_scale, clip)
+            updated = [p for p in group["params"] if p.grad is not None]
+            update([self._item(p, p.grad) for p in updated if p.device.type == "cpu"])
+            for parameter in updated:  # on a device: one at a time through host memory
+                if parameter.device.type != "cpu":
+                    weight = parameter.detach().cpu()
+                    update([(weight, *self._item(parameter, parameter.grad.cpu())[1:])])
+                    parameter.copy_(weight)
         return loss
+
+    def _update(
+        self, group: dict[str, Any], inverse_scale: float, clip: float, items: list[tuple[Any, ...]]
+    ) -> None:
+        beta1, beta2 = group["betas"]
+        _C.adam_update_all(
+            items,
+            lr=float(group["lr"]),
+            beta1=beta1,
+            beta2=beta2,
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            inverse_scale=inverse_scale,
+            clip=clip,
+            pool=_pool(torch.get_num_threads()),
+        )
 
     def _refresh(self) -> None:
         engines = {engine_of(p) for group in self.param_groups for p in group["params"]}
         for engine in engines - {None}:
             engine._optimizers.add(self)
             engine._refresh()
-
-    def _prefetch(self, parameter: torch.Tensor) -> None:
-        _C.prefetch(parameter)
-        _C.prefetch(parameter.grad)
-        for value in self.state[parameter].values():
-            if isinstance(value, torch.Tensor):
-                _C.prefetch(value)
 
     def _clip_factor(self, grads: list[torch.Tensor], inverse_scale: float) -> float:
         """What clip_grad_norm_ would multiply by: the same operations in the same order."""
@@ -120,10 +135,8 @@ class AdamW(torch.optim.Optimizer):
         total = torch.linalg.vector_norm(torch.stack(norms))
         return torch.clamp(self.max_grad_norm / (total + 1e-6), max=1.0).item()
 
-    def _update(
-        self, group: dict[str, Any], parameter: torch.Tensor, inverse_scale: float, clip: float
-    ) -> None:
-        grad = parameter.grad
+    def _item(self, parameter: torch.Tensor, grad: torch.Tensor) -> tuple[Any, ...]:
+        """What the update of one parameter needs, with its step counted."""
         if grad.is_sparse:
             raise RuntimeError(
                 "zinf.AdamW does not take sparse gradients: build the embedding with sparse=False"
@@ -132,32 +145,20 @@ class AdamW(torch.optim.Optimizer):
         if not state:
             self._make_state(parameter, state)
         if grad.stride() != parameter.stride() or grad.dtype != parameter.dtype:
-            grad = torch.empty_like(parameter).copy_(grad)
+            grad = torch.empty_like(parameter, device=grad.device).copy_(grad)
         state["step"] += 1
-        beta1, beta2 = group["betas"]
-        _C.adam_update(
-            parameter,
-            grad,
-            state["exp_avg"],
-            state["exp_avg_sq"],
-            step=int(state["step"].item()),
-            lr=float(group["lr"]),
-            beta1=beta1,
-            beta2=beta2,
-            eps=group["eps"],
-            weight_decay=group["weight_decay"],
-            inverse_scale=inverse_scale,
-            clip=clip,
-            master=state.get("master"),
-        )
+        step = int(state["step"].item())
+        return parameter, grad, state["exp_avg"], state["exp_avg_sq"], state.get("master"), step
 
     def _make_state(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
         state["step"] = torch.zeros((), dtype=torch.float32)
         for name in ("exp_avg", "exp_avg_sq"):
-            zeros = torch.zeros_like(parameter, dtype=torch.float32, memory_format=torch.preserve_format)
+            zeros = torch.zeros_like(
+                parameter, dtype=torch.float32, device="cpu", memory_format=torch.preserve_format
+            )
             self._set_state(parameter, name, zeros)
         if parameter.dtype in _NARROW:
-            self._set_state(parameter, "master", parameter.detach().float())
+            self._set_state(parameter, "master", parameter.detach().float().cpu())
 
     def _set_state(self, parameter: torch.Tensor, name: str, tensor: torch.Tensor) -> None:
         engine = engine_of(parameter)

@@ -103,15 +103,23 @@ Status HostTier::reserve(std::uint64_t bytes, std::size_t num_states) {
   return parts_->scratch->reserve(bytes, num_states);
 }
 
-Reservation HostTier::count(Tag tag, std::uint64_t bytes) {
-  auto reservation = parts_->budget.reserve(tag, bytes);
+Reservation budget_or_beyond(const Budget& budget, Residency& residency,
+                             Tag tag, std::uint64_t bytes) {
+  auto reservation = budget.reserve(tag, bytes);
   if (!reservation.ok()) {
-    (void)parts_->residency.make_room(bytes);
-    parts_->pool.trim();
-    reservation = parts_->budget.reserve(tag, 0);
+    (void)residency.make_room(bytes);
+    reservation = budget.reserve(tag, 0);
     reservation->grow_beyond_limit(bytes);
   }
   return std::move(reservation).value();
+}
+
+Reservation HostTier::count(Tag tag, std::uint64_t bytes) {
+  auto reservation = parts_->budget.reserve(tag, bytes);
+  if (reservation.ok()) return std::move(reservation).value();
+  (void)parts_->residency.make_room(bytes);
+  parts_->pool.trim();
+  return budget_or_beyond(parts_->budget, parts_->residency, tag, bytes);
 }
 
 Residency& HostTier::residency() { return parts_->residency; }

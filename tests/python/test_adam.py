@@ -248,7 +248,7 @@ def misuse(**changes):
             {"weight": torch.zeros(8, dtype=torch.float64)},
             "weight must be float32, bfloat16 or float16",
         ),
-        ({"weight": torch.zeros(16)[::2]}, "weight must be contiguous"),
+        ({"weight": torch.zeros(16)[::2]}, "weight must be dense in memory"),
         ({"grad": torch.zeros(8, device="meta")}, "grad must be on the CPU, it is on meta"),
         ({"grad": torch.zeros(8).to_sparse()}, "grad must be dense"),
         ({"weight": torch.zeros(8).bfloat16()}, "bfloat16 weight needs master or low"),

@@ -1,0 +1,146 @@
+#include "adapters/torch/device_tier.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <exception>
+#include <utility>
+
+#include "adapters/torch/keys.h"
+
+namespace zinf {
+namespace {
+
+at::Tensor bytes_at(const std::byte* data, std::size_t bytes,
+                    c10::Device device) {
+  std::int64_t size = static_cast<std::int64_t>(bytes);
+  return at::for_blob(const_cast<std::byte*>(data), {size})
+      .options(at::TensorOptions().dtype(at::kByte).device(device))
+      .target_device(device)
+      .make_tensor();
+}
+
+Status copy(std::byte* to, c10::Device to_device, const std::byte* from,
+            c10::Device from_device, std::size_t bytes) {
+  try {
+    at::NoGradGuard no_grad;
+    // init() must not take what is made here for the model's.
+    c10::impl::ExcludeDispatchKeyGuard not_ours(kOuterKey);
+    bytes_at(to, bytes, to_device).copy_(bytes_at(from, bytes, from_device));
+    return {};
+  } catch (const std::exception& error) {
+    return Status::error(Code::kIo, error.what());
+  }
+}
+
+// Blocks from torch's allocator of the device, counted in the budget.
+Allocate device_memory(const Budget& budget, c10::Device device) {
+  struct Owner {
+    Reservation reservation;
+    c10::DataPtr memory;
+  };
+  return [&budget, device](std::size_t bytes) -> Result<Block> {
+    ZINF_ASSIGN(Reservation reservation, budget.reserve(Tag::kWeight, bytes));
+    c10::DeviceGuard guard(device);
+    try {
+      auto owner = std::make_shared<Owner>(
+          Owner{std::move(reservation),
+                c10::GetAllocator(device.type())->allocate(bytes)});
+      auto* data = static_cast<std::byte*>(owner->memory.get());
+      return Block{{data, bytes}, std::move(owner)};
+    } catch (const std::exception& error) {
+      return Status::error(Code::kOverBudget, error.what());
+    }
+  };
+}
+
+Role role_of(const StateSpec& spec) {
+  for (Role role : {Role::kState, Role::kGrad}) {
+    if (spec.state == role_name(role)) return role;
+  }
+  return Role::kWeight;
+}
+
+// The host's tier as what is below: it decides where a state lives by its role.
+class HostBelow final : public Backing {
+ public:
+  HostBelow(HostTier& host, c10::Device device)
+      : host_(host),
+        moves_(host_backing(host.residency(), copies_to(device))) {}
+
+  Result<std::uint32_t> add(const StateSpec& spec) override {
+    ZINF_ASSIGN(StateRef ref, host_.add(spec, role_of(spec), nullptr));
+    return ref.index;
+  }
+  Status remove(std::uint32_t state) override { return moves_->remove(state); }
+  bool has_content(std::uint32_t state) const override {
+    return moves_->has_content(state);
+  }
+  std::unique_ptr<Move> read(std::uint32_t state,
+                             std::span<std::byte> into) override {
+    return moves_->read(state, into);
+  }
+  std::unique_ptr<Move> write(std::uint32_t state,
+                              std::span<const std::byte> from) override {
+    return moves_->write(state, from);
+  }
+  bool due(std::uint64_t step) const override { return moves_->due(step); }
+  Status commit(std::uint64_t step) override { return moves_->commit(step); }
+  Status rollback() override { return moves_->rollback(); }
+
+ private:
+  static DeviceCopies copies_to(c10::Device device) {
+    return {
+        .to_device =
+            [device](std::span<std::byte> to, std::span<const std::byte> from) {
+              return copy(to.data(), device, from.data(), at::kCPU, to.size());
+            },
+        .to_host =
+            [device](std::span<std::byte> to, std::span<const std::byte> from) {
+              return copy(to.data(), at::kCPU, from.data(), device, to.size());
+            }};
+  }
+
+  HostTier& host_;
+  const std::shared_ptr<Backing> moves_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceTier>> DeviceTier::create(
+    HostTier& host, c10::Device device, const DeviceTierOptions& options,
+    std::function<Leave(StateRef, void* owner)> leaving) {
+  std::uint64_t limit = options.bytes == 0 ? kAddressSpaceBytes : options.bytes;
+  ZINF_ASSIGN(Budget budget, Budget::create("device_memory", limit));
+  // A Budget is a handle: the closure's is the same.
+  auto shared = std::make_shared<Budget>(budget);
+  Allocate allocate = [shared, inner = device_memory(*shared, device)](
+                          std::size_t bytes) { return inner(bytes); };
+  return std::unique_ptr<DeviceTier>(
+      new DeviceTier(host, std::move(budget),
+                     {.allocate = std::move(allocate),
+                      .backing = std::make_shared<HostBelow>(host, device),
+                      .leaving = std::move(leaving),
+                      .away_limit_bytes = options.away_bytes}));
+}
+
+Result<StateRef> DeviceTier::add(const StateSpec& spec, Role role,
+                                 void* owner) {
+  return residency_.add(spec, home_of(role), owner);
+}
+
+Home DeviceTier::home_of(Role role) const {
+  const HostTierOptions& options = host_.options();
+  Where where = role == Role::kState ? options.states : options.weights;
+  return where == Where::kAuto ? Home::kBelow : Home::kAway;
+}
+
+Reservation DeviceTier::count(Tag tag, std::uint64_t bytes) {
+  return budget_or_beyond(budget_, residency_, tag, bytes);
+}
+
+}  // namespace zinf

@@ -1,0 +1,85 @@
+"""Models on the emulated device: its memory is not the host's, and the bits are the CPU's."""
+
+import dataclasses
+
+import pytest
+import torch
+import zinf
+from conftest import process_io
+from models import CASES
+from training import (
+    LR,
+    STEPS,
+    WEIGHT_DECAY,
+    Outcome,
+    assert_same,
+    build,
+    digest,
+    model_digests,
+    optimizer_digests,
+    plain_outcome,
+    train,
+)
+from zinf import emulated
+
+emulated.enable(memory_bytes=256 << 20)  # here: before any test has run a backward pass
+
+PLACEMENTS = {
+    "auto": {},
+    "host": {"weights": "host", "states": "host"},
+    "nvme": {"weights": "nvme", "states": "nvme"},
+    "evict": {"weights": "nvme", "states": "nvme", "evict": "always"},
+}
+MODELS = ["mlp", "resnet", "tied", "gpt2", "llama-bf16"]
+
+
+def to_device(batch):
+    if isinstance(batch, torch.Tensor):
+        return batch.to("emu")
+    return tuple(to_device(part) for part in batch)
+
+
+def on_device(case):
+    return dataclasses.replace(case, batch=lambda *arguments: to_device(case.batch(*arguments)))
+
+
+def run(engine, case, entry):
+    """Trains on the device; the outcome with everything back on the host."""
+    if entry == "init":
+        with engine.init():
+            model = build(case).to("emu")
+        engine.adopt(model)
+    else:
+        model = engine.adopt(build(case).to("emu"))
+    arguments = {"lr": LR, "weight_decay": WEIGHT_DECAY, "max_grad_norm": case.max_grad_norm}
+    optimizer = zinf.AdamW(model.parameters(), **arguments)
+    losses = train(on_device(case), model, optimizer, case.clip_norm)
+    stats = engine.stats()
+    states = optimizer_digests(optimizer)
+    engine.release(model)
+    digests = tuple(digest("loss", loss.cpu()) for loss in losses)
+    return Outcome(digests, model_digests(model.cpu()) | states), stats
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("name", MODELS)
+def test_same_bits_as_on_the_cpu(name, placement, nvme):
+    entry = "init" if MODELS.index(name) % 2 else "adopt"
+    before = process_io()[1]
+    with zinf.Engine(nvme=nvme, audit=placement == "evict", **PLACEMENTS[placement]) as engine:
+        ours, stats = run(engine, CASES[name], entry)
+    assert_same(ours, plain_outcome(name))
+    assert stats["audit_violations"] == 0
+    if placement in ("nvme", "evict"):
+        assert process_io()[1] - before >= stats["weights_bytes"] * (STEPS - 1)
+    if placement == "evict":
+        assert stats["device_resident_bytes"] == 0
+
+
+def test_a_device_budget_is_kept(nvme):
+    case = CASES["gpt2"]
+    weights = sum(p.numel() * p.element_size() for p in build(case).parameters())
+    with zinf.Engine(nvme=nvme, device_memory=weights // 2) as engine:
+        ours, stats = run(engine, case, "adopt")
+    assert_same(ours, plain_outcome("gpt2"))
+    assert 0 < stats["device_peak_resident_bytes"] <= weights // 2

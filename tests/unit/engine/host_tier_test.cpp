@@ -1,0 +1,152 @@
+// The host's memory of an engine, above a scratch store on a real disk.
+#include "zinf/host_tier.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <vector>
+
+#include "tests/support/temp_dir.h"
+#include "zinf/bytes.h"
+
+namespace zinf {
+namespace {
+
+constexpr std::size_t kBytes = 64 * kKiB;
+
+StateSpec spec(const std::string& unit) {
+  return {.unit = unit,
+          .state = "weight",
+          .dtype = "bytes",
+          .shape = {kBytes},
+          .bytes = kBytes};
+}
+
+template <typename T>
+T ok(Result<T> result) {
+  EXPECT_TRUE(result.ok()) << result.status().text();
+  return std::move(result).value();
+}
+
+class HostTierTest : public testing::Test {
+ protected:
+  std::shared_ptr<HostTier> make(HostTierOptions options) {
+    return ok(HostTier::create(options, nullptr));
+  }
+  HostTierOptions on_disk() { return {.nvme = {dir_.path()}}; }
+
+  static StateRef add(HostTier& tier, int value, Role role = Role::kWeight) {
+    StateRef ref = ok(tier.add(spec(std::to_string(value)), role, nullptr));
+    Pin pin = ok(tier.residency().pin(ref, Use::kReplace));
+    std::memset(pin.bytes().data(), value, kBytes);
+    return ref;
+  }
+  static int value_of(HostTier& tier, StateRef ref) {
+    Pin pin = ok(tier.residency().pin(ref, Use::kRead));
+    return static_cast<int>(pin.bytes()[kBytes - 1]);
+  }
+  std::size_t num_entries() const {
+    std::size_t count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(dir_.path())) {
+      (void)entry;
+      ++count;
+    }
+    return count;
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(HostTierTest, AutoStaysInMemoryWhileItFits) {
+  auto tier = make(on_disk());
+  StateRef ref = add(*tier, 1);
+  EXPECT_EQ(tier->residency().place(ref), Place::kDirty);
+  EXPECT_EQ(num_entries(), 0u) << "no store before it is needed";
+}
+
+TEST_F(HostTierTest, ABudgetSendsTheLongestUnusedToNvme) {
+  HostTierOptions options = on_disk();
+  options.host_bytes = 3 * kBytes;
+  auto tier = make(options);
+  std::vector<StateRef> refs;
+  for (int i = 0; i < 12; ++i) refs.push_back(add(*tier, i));
+  for (int i = 0; i < 12; ++i) EXPECT_EQ(value_of(*tier, refs[i]), i);
+  EXPECT_LE(tier->budget().usage().total.high_bytes, 3 * kBytes);
+  EXPECT_EQ(num_entries(), 1u);
+  tier.reset();
+  EXPECT_EQ(num_entries(), 0u) << "the folder is removed";
+}
+
+TEST_F(HostTierTest, ForcedPlacesAreKept) {
+  HostTierOptions options = on_disk();
+  options.weights = Where::kHost;
+  options.states = Where::kNvme;
+  auto tier = make(options);
+  StateRef weight = add(*tier, 1, Role::kWeight);
+  StateRef grad = add(*tier, 2, Role::kGrad);
+  StateRef state = add(*tier, 3, Role::kState);
+  EXPECT_EQ(tier->residency().place(weight), Place::kDirty);
+  EXPECT_EQ(tier->residency().place(grad), Place::kDirty);
+  EXPECT_EQ(tier->residency().place(state), Place::kAbsent);
+  EXPECT_EQ(value_of(*tier, state), 3);
+}
+
+TEST_F(HostTierTest, TheScratchStoreGrowsAndReusesItsRoom) {
+  HostTierOptions options = on_disk();
+  options.weights = Where::kNvme;
+  auto tier = make(options);
+  std::uint64_t size = 0;
+  for (int round = 0; round < 20; ++round) {
+    std::vector<StateRef> refs;
+    for (int i = 0; i < 300; ++i) refs.push_back(add(*tier, i % 200));
+    for (int i = 0; i < 300; i += 37) {
+      EXPECT_EQ(value_of(*tier, refs[i]), i % 200);
+    }
+    for (StateRef ref : refs) tier->residency().remove(ref);
+    if (round == 1) size = tier->stats().nvme_bytes;
+  }
+  EXPECT_EQ(tier->stats().nvme_bytes, size) << "no growth over a long run";
+  EXPECT_EQ(tier->stats().residency.memory_bytes, 0u);
+}
+
+TEST_F(HostTierTest, RoomOnADiskIsRefusedBeforeItIsNeeded) {
+  auto tier = make(on_disk());
+  Status status = tier->reserve(std::uint64_t{1} << 50, 10);
+  EXPECT_EQ(status.code(), Code::kNoSpace) << status.text();
+  EXPECT_NE(status.text().find("needed"), std::string::npos) << status.text();
+  EXPECT_NE(status.text().find("found"), std::string::npos) << status.text();
+  EXPECT_TRUE(tier->reserve(kMiB, 10).ok());
+  EXPECT_EQ(value_of(*tier, add(*tier, 7)), 7);
+}
+
+TEST_F(HostTierTest, BadOptionsAreToldAllAtOnce) {
+  HostTierOptions options{.nvme = {"/no/such/place"}, .states = Where::kNvme};
+  Status status = options.validate();
+  EXPECT_EQ(status.code(), Code::kInvalid);
+  EXPECT_NE(status.text().find("/no/such/place"), std::string::npos);
+  options = {.weights = Where::kNvme, .states = Where::kNvme};
+  status = options.validate();
+  EXPECT_NE(status.text().find("weights"), std::string::npos);
+  EXPECT_NE(status.text().find("states"), std::string::npos);
+}
+
+TEST_F(HostTierTest, OtherMemoryMakesStatesLeave) {
+  HostTierOptions options = on_disk();
+  options.host_bytes = 4 * kBytes;
+  auto tier = make(options);
+  std::vector<StateRef> refs;
+  for (int i = 0; i < 4; ++i) refs.push_back(add(*tier, i));
+  {
+    Reservation other = tier->count(Tag::kActivation, 2 * kBytes);
+    EXPECT_LE(tier->stats().residency.memory_bytes, 2 * kBytes);
+    EXPECT_LE(tier->budget().usage().total.used_bytes, 4 * kBytes);
+    Reservation more = tier->count(Tag::kActivation, 8 * kBytes);
+    EXPECT_GT(tier->budget().usage().total.used_bytes, 4 * kBytes)
+        << "what cannot be refused is counted all the same";
+  }
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(value_of(*tier, refs[i]), i);
+}
+
+}  // namespace
+}  // namespace zinf
