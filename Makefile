@@ -1,5 +1,5 @@
 # The two commands: `make demo` and `make test`. Each installs what it needs.
-.PHONY: help setup demo test lint format bench dev asan tsan fuzz wheel clean
+.PHONY: help setup demo test test-all lint format bench dev asan tsan fuzz wheel clean
 
 help:
 	@echo "make demo     set up, then run the main job"
@@ -7,6 +7,7 @@ help:
 	@echo "make setup    system packages, .venv with torch, build, install into .venv"
 	@echo "make lint     formatting, naming, layers, headers, clang-tidy, ruff"
 	@echo "make format   rewrite sources in the project's format"
+	@echo "make test-all the Python tests with every model in every placement (an hour)"
 	@echo "make bench    the benchmarks of bench/ (several minutes, quiet machine)"
 	@echo "make dev      quick torch-free debug build and its tests"
 	@echo "make asan | tsan   the core's tests under sanitizers"
@@ -22,6 +23,9 @@ demo: setup
 
 test: setup
 	@scripts/test.sh
+
+test-all: setup
+	@.venv/bin/python -m pytest -q --all tests/python
 
 lint:
 	@scripts/setup.sh --lint
