@@ -120,12 +120,12 @@ Status adam_update(const AdamOptions& options, const AdamStep& step,
                    const AdamTensors& tensors, ThreadPool* pool,
                    double* grad_squares) {
   Pins pins;
-  pins.take(tensors.weight, true);
-  pins.take(tensors.grad, false);
-  pins.take(tensors.exp_avg, true);
-  pins.take(tensors.exp_avg_sq, true);
-  if (tensors.master) pins.take(*tensors.master, true);
-  if (tensors.low) pins.take(*tensors.low, true);
+  pins.take(tensors.weight, Use::kChange);
+  pins.take(tensors.grad, Use::kRead);
+  pins.take(tensors.exp_avg, Use::kChange);
+  pins.take(tensors.exp_avg_sq, Use::kChange);
+  if (tensors.master) pins.take(*tensors.master, Use::kChange);
+  if (tensors.low) pins.take(*tensors.low, Use::kChange);
   ZINF_ASSIGN(AdamBuffers buffers, adam_buffers(tensors));
   buffers.remainder = torch_remainder(buffers.count);
   if (buffers.master != nullptr) {
@@ -157,7 +157,7 @@ Status adam_update_all(const AdamOptions& options, float inverse_scale,
 Result<double> sum_of_squares(const at::Tensor& grad, float inverse_scale,
                               ThreadPool* pool) {
   Pins pins;
-  pins.take(grad, false);
+  pins.take(grad, Use::kRead);
   ZINF_ASSIGN(Dtype dtype, dtype_of("grad", grad));
   auto numel = static_cast<std::size_t>(grad.numel());
   std::vector<double> sums(num_sum_blocks(numel));

@@ -40,9 +40,9 @@ Status save_into(Store& store, const std::vector<NamedTensor>& tensors,
                  std::uint64_t step, const std::string& extra) {
   for (const NamedTensor& named : tensors) {
     ZINF_ASSIGN(StateId id, store.define(spec_of(named)));
-    at::Tensor whole = named.tensor.detach().contiguous();
+    at::Tensor whole = named.tensor.detach().cpu().contiguous();
     Pins pins;
-    pins.take(whole, false);
+    pins.take(whole, Use::kRead);
     std::span<const std::byte> bytes(
         static_cast<const std::byte*>(whole.const_data_ptr()), whole.nbytes());
     ZINF_TRY(store.put(id, bytes).wait().in("save " + named.unit));
@@ -135,11 +135,12 @@ Status TensorReader::read(const NamedTensor& named) {
   ZINF_TRY(check(named));
   ZINF_ASSIGN(StateId id, store_->find(named.unit, named.state));
   at::Tensor to = named.tensor.detach();
+  bool direct = to.is_contiguous() && to.is_cpu();
   at::Tensor whole =
-      to.is_contiguous() ? to : at::empty(to.sizes(), to.options());
+      direct ? to : at::empty(to.sizes(), to.options().device(at::kCPU));
   {
     Pins pins;
-    pins.take(whole, true);
+    pins.take(whole, Use::kReplace);
     std::span<std::byte> bytes(static_cast<std::byte*>(whole.data_ptr()),
                                whole.nbytes());
     ZINF_TRY(store_->get(id, bytes).wait());

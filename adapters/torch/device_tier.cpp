@@ -77,6 +77,9 @@ class HostBelow final : public Backing {
     return ref.index;
   }
   Status remove(std::uint32_t state) override { return moves_->remove(state); }
+  Status discard(std::uint32_t state) override {
+    return moves_->discard(state);
+  }
   bool has_content(std::uint32_t state) const override {
     return moves_->has_content(state);
   }

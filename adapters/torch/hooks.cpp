@@ -117,6 +117,10 @@ class GradHook final : public torch::autograd::PostAccumulateGradHook {
   explicit GradHook(std::weak_ptr<Manager> manager)
       : manager_(std::move(manager)) {}
 
+  bool is_for(const std::shared_ptr<Manager>& manager) const {
+    return manager_.lock() == manager;
+  }
+
   void operator()(const torch::autograd::Variable& leaf) override {
     auto manager = manager_.lock();
     if (!manager || manager->closed()) return;
@@ -142,8 +146,18 @@ void watch_gradients(const std::shared_ptr<Manager>& manager,
                      const at::Tensor& leaf) {
   using namespace torch::autograd::impl;
   if (!leaf.is_leaf() || !leaf.requires_grad()) return;
-  if (post_acc_grad_hooks(leaf) != nullptr) return;
+  auto& slot = post_acc_grad_hooks(leaf);
+  if (slot != nullptr) {
+    auto* ours = dynamic_cast<GradHook*>(slot.get());
+    if (ours == nullptr || ours->is_for(manager)) return;
+  }
   set_post_acc_grad_hooks(leaf, std::make_unique<GradHook>(manager));
+}
+
+void unwatch_gradients(const at::Tensor& leaf) {
+  if (torch::autograd::impl::get_autograd_meta(leaf) == nullptr) return;
+  auto& slot = torch::autograd::impl::post_acc_grad_hooks(leaf);
+  if (dynamic_cast<GradHook*>(slot.get()) != nullptr) slot.reset();
 }
 
 }  // namespace zinf

@@ -19,4 +19,7 @@ void watch_data_assignments();
 void watch_gradients(const std::shared_ptr<Manager>& manager,
                      const at::Tensor& leaf);
 
+// Takes that back.
+void unwatch_gradients(const at::Tensor& leaf);
+
 }  // namespace zinf

@@ -42,7 +42,8 @@ void InitMode::end() {
     auto storage = weak.lock();
     Unit* unit = storage ? Unit::of(storage.get()) : nullptr;
     if (unit == nullptr || unit->is_parameter()) continue;
-    unit->release(storage.get());
+    // What does not fit stays managed, which is right too.
+    (void)unit->release(storage.get());
   }
 }
 

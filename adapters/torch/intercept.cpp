@@ -31,7 +31,7 @@ void run(const c10::OperatorHandle& op, const Policy& policy,
   Pins pins;
   auto arguments = torch::jit::last(*stack, policy.num_arguments);
   for (const ArgumentUse& use : policy.arguments) {
-    pins.take(arguments[use.index], use.write);
+    pins.take(arguments[use.index], use.use);
   }
   op.redispatchBoxed(rest, stack);
 }

@@ -33,14 +33,6 @@ bool is_manageable(const at::TensorBase& tensor) {
          !storage->has_materializer();
 }
 
-std::size_t uses_of(const c10::Storage& storage) {
-  std::size_t count = storage.use_count();
-  c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
-  // A Python object of the storage that nobody refers to owns a reference.
-  if (impl->pyobj_slot()->has_unique_reference()) --count;
-  return count;
-}
-
 // A state without a unit is the host's part of one on a device.
 Leave ask(StateRef, void* unit) {
   if (unit == nullptr) return Leave::kDrop;
@@ -110,19 +102,17 @@ Reservation Manager::count(c10::Device device, std::uint64_t bytes) {
 
 bool Manager::adopt(const at::TensorBase& tensor, Role role,
                     const std::string& name, std::size_t tensors) {
-  if (!tensor.defined() || !tensor.has_storage()) return false;
-  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  if (Unit::of(storage) != nullptr) {
+  if (Unit* unit = Unit::of(tensor)) {
     add_keys(*tensor.unsafeGetTensorImpl());
+    unit->know(tensor);
     return true;
   }
-  if (!is_manageable(tensor) || uses_of(tensor.storage()) > tensors) {
+  if (!is_manageable(tensor) ||
+      uses_of(*tensor.storage().unsafeGetStorageImpl()) > tensors) {
     return false;
   }
   add_keys(*tensor.unsafeGetTensorImpl());
-  Unit::adopt(shared_from_this(),
-              c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage), role,
-              name, tensors);
+  Unit::adopt(shared_from_this(), tensor, role, name);
   return true;
 }
 
@@ -141,21 +131,31 @@ void Manager::adopt_offered() {
     std::lock_guard lock(mutex_);
     offered.swap(offered_);
   }
-  for (Offer& offer : offered) {
+  while (!offered.empty()) {
+    Offer offer = std::move(offered.back());
+    offered.pop_back();
     auto impl = offer.tensor.lock();
-    if (!impl) continue;
+    if (!impl || !is_manageable(at::TensorBase(impl))) continue;
     at::TensorBase tensor(impl);
-    if (adopt(tensor, offer.role, offer.name)) {
+    bool adopted = false;
+    try {
+      adopted = adopt(tensor, offer.role, offer.name);
+    } catch (...) {
+      std::lock_guard lock(mutex_);
+      offered_.insert(offered_.end(), offered.begin(), offered.end());
+      throw;
+    }
+    if (adopted) {
       if (offer.role == Role::kWeight) Unit::of(tensor)->set_parameter();
       continue;
     }
-    if (!is_manageable(tensor)) continue;
     std::lock_guard lock(mutex_);
     offered_.push_back(std::move(offer));
   }
 }
 
 void Manager::enlist(Unit* unit) {
+  ++num_units_;
   std::lock_guard lock(mutex_);
   live_.insert(unit);
 }
@@ -181,6 +181,7 @@ void Manager::reap() {
   for (Unit* unit : dead) {
     unit->forget();
     delete unit;
+    --num_units_;
   }
 }
 
@@ -195,19 +196,32 @@ std::vector<Unit*> Manager::units() {
 }
 
 void Manager::close() {
-  if (in_forked_child()) return;
-  for (Unit* unit : units()) {
-    if (auto storage = unit->storage()) unit->release(storage.get());
-    unit->drop_reference();
+  if (in_forked_child() || closed_) return;
+  // Weights first: when not everything fits, the model is what is wanted.
+  for (Role role : {Role::kWeight, Role::kGrad, Role::kState}) {
+    for (Unit* unit : units()) {
+      if (unit->role() == role) {
+        if (auto storage = unit->storage()) (void)unit->release(storage.get());
+      }
+      unit->drop_reference();
+    }
   }
   closed_ = true;
   reap();
+  tier_->unlink_files();
+  HostTierStats host = tier_->stats();
+  ResidencyStats device;
+  if (device_tier_) device = device_tier_->residency().stats();
   std::lock_guard lock(mutex_);
-  if (!live_.empty()) return;  // what does not fit, or is in use
-  last_.tier = tier_->stats();
-  if (device_tier_) last_.device = device_tier_->residency().stats();
+  last_.tier = host;
+  last_.device = device;
+  if (num_units_ > 0) return;  // what does not fit, or is in use
   device_tier_.reset();
   tier_.reset();
+}
+
+void Manager::unlink_files() {
+  if (!in_forked_child() && tier_ != nullptr) tier_->unlink_files();
 }
 
 void Manager::check_usable(const Unit& unit) const {
@@ -230,9 +244,12 @@ ManagerStats Manager::stats() {
   if (!closed_) adopt_offered();
   reap();
   ManagerStats stats;
-  stats.tier = tier_ ? tier_->stats() : last_.tier;
-  stats.device =
-      device_tier_ ? device_tier_->residency().stats() : last_.device;
+  stats.tier = closed_ ? last_.tier : tier_->stats();
+  if (closed_) {
+    stats.device = last_.device;
+  } else if (device_tier_) {
+    stats.device = device_tier_->residency().stats();
+  }
   for (Unit* unit : units()) {
     ++stats.units;
     if (unit->role() == Role::kWeight) stats.weights_bytes += unit->bytes();

@@ -54,14 +54,18 @@ class Manager : public std::enable_shared_from_this<Manager> {
   // Every unit's storage gets its content as ordinary memory. What does not
   // fit stays, and raises when it is touched.
   void close();
+  // At the end of the process: only the files on NVMe go.
+  void unlink_files();
   bool closed() const { return closed_; }
 
-  // Takes units out that nobody uses any more.
+  // For units: a new one; one that nobody refers to any more (removed now, or
+  // by the next reap() where locks forbid it).
+  void enlist(Unit* unit);
   void bury(Unit* unit);
   void reap();
 
-  void enlist(Unit* unit);
-  std::vector<Unit*> units();  // that are in use now
+  // All units in use, with a reference to each that the caller must drop.
+  std::vector<Unit*> units();
 
   // Throws when managed memory cannot be used here.
   void check_usable(const Unit& unit) const;
@@ -92,6 +96,7 @@ class Manager : public std::enable_shared_from_this<Manager> {
   std::atomic<bool> closed_ = false;
 
   std::mutex mutex_;
+  std::atomic<int> num_units_ = 0;  // not deleted yet
   std::unordered_set<Unit*> live_;
   std::vector<Unit*> dead_;
   struct Offer {

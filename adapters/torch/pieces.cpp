@@ -82,7 +82,7 @@ bool run_elements(const c10::OperatorHandle& op, const Policy& policy,
     }
     Pins pins;
     for (const ArgumentUse& use : policy.arguments) {
-      pins.take(part[use.index], use.write);
+      pins.take(part[use.index], use.use);
     }
     op.redispatchBoxed(rest, &part);
     append(results, part);

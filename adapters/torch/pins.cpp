@@ -8,29 +8,29 @@ Pins::~Pins() {
   }
 }
 
-void Pins::take(const c10::Storage& storage, bool change) {
+void Pins::take(const c10::Storage& storage, Use use) {
   c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
   Unit* unit = impl == nullptr ? nullptr : Unit::of(impl);
   if (unit == nullptr) return;
-  unit->pin(impl, change);
+  unit->pin(impl, use);
   held_.push_back({storage, unit});
 }
 
-void Pins::take(const at::TensorBase& tensor, bool change) {
+void Pins::take(const at::TensorBase& tensor, Use use) {
   if (!tensor.defined()) return;
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  if (impl->has_storage()) take(impl->unsafe_storage(), change);
+  if (impl->has_storage()) take(impl->unsafe_storage(), use);
 }
 
-void Pins::take(const c10::IValue& value, bool change) {
+void Pins::take(const c10::IValue& value, Use use) {
   if (value.isTensor()) {
-    take(value.toTensor(), change);
+    take(value.toTensor(), use);
   } else if (value.isList()) {
     for (const c10::IValue& element : value.toListRef()) {
-      if (element.isTensor()) take(element.toTensor(), change);
+      if (element.isTensor()) take(element.toTensor(), use);
     }
   } else if (value.isStorage()) {
-    take(value.toStorage(), change);
+    take(value.toStorage(), use);
   }
 }
 

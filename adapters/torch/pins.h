@@ -18,11 +18,11 @@ class Pins {
   Pins& operator=(const Pins&) = delete;
 
   // What is not managed is passed over. Throws what pinning has met.
-  void take(const at::TensorBase& tensor, bool change);
-  void take(const c10::IValue& value, bool change);
+  void take(const at::TensorBase& tensor, Use use);
+  void take(const c10::IValue& value, Use use);
 
  private:
-  void take(const c10::Storage& storage, bool change);
+  void take(const c10::Storage& storage, Use use);
 
   struct Held {
     c10::Storage storage;  // must not go before it is unpinned

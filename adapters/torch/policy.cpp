@@ -47,7 +47,7 @@ bool starts_with(std::string_view name, std::string_view prefix) {
 }
 
 Policy make_policy(const c10::FunctionSchema& schema) {
-  Policy policy;
+  Policy policy{.name = schema.operator_name()};
   policy.num_arguments = schema.arguments().size();
   std::string_view name = schema.name();
   if (need_no_data().contains(name)) return policy;
@@ -60,7 +60,8 @@ Policy make_policy(const c10::FunctionSchema& schema) {
     // that do.
     if (alias != nullptr && !write && aten) continue;
     if (!can_hold_tensors(*argument.type())) continue;
-    policy.arguments.push_back({static_cast<std::uint16_t>(i), write});
+    policy.arguments.push_back(
+        {static_cast<std::uint16_t>(i), write ? Use::kChange : Use::kRead});
   }
   if (name == "aten::cat") {
     policy.pieces = Policy::Pieces::kCat;
@@ -82,8 +83,12 @@ const Policy& policy_of(const c10::OperatorHandle& op) {
   thread_local std::unordered_map<const c10::FunctionSchema*, Policy> policies;
   const c10::FunctionSchema& schema = op.schema();
   auto found = policies.find(&schema);
-  if (found != policies.end()) return found->second;
-  return policies.emplace(&schema, make_policy(schema)).first->second;
+  // An operator that is defined again may get the address of another.
+  if (found != policies.end() && found->second.name == op.operator_name() &&
+      found->second.num_arguments == schema.arguments().size()) {
+    return found->second;
+  }
+  return policies.insert_or_assign(&schema, make_policy(schema)).first->second;
 }
 
 }  // namespace zinf

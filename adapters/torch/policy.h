@@ -6,16 +6,19 @@
 #include <cstdint>
 #include <vector>
 
+#include "zinf/residency.h"
+
 namespace zinf {
 
 struct ArgumentUse {
   std::uint16_t index;
-  bool write;
+  Use use;  // kRead or kChange
 };
 
 // From the operator's schema, computed once per operator and thread.
 struct Policy {
-  std::vector<ArgumentUse> arguments;  // that need their data
+  c10::OperatorName name;
+  std::vector<ArgumentUse> arguments = {};  // that need their data
   std::size_t num_arguments = 0;
   // How the inner key runs it over lists that are long.
   enum class Pieces : std::uint8_t {

@@ -5,17 +5,18 @@
 #include <ucontext.h>
 
 #include <atomic>
-#include <cstdio>
-#include <cstdlib>
+#include <cstring>
 #include <map>
 
+#include "adapters/torch/error.h"
 #include "src/base/align.h"
 #include "src/base/check.h"
 #include "src/base/mutex.h"
+#include "src/base/strf.h"
 
 namespace zinf {
 
-bool serve_fault(std::byte* address, bool write);
+bool serve_fault(std::byte* address);
 
 namespace {
 
@@ -26,6 +27,7 @@ constexpr std::size_t kRegionBytes = std::size_t{1} << 44;
 struct Ranges {
   Mutex mutex;
   std::byte* region ZINF_GUARDED_BY(mutex) = nullptr;
+  std::size_t bytes ZINF_GUARDED_BY(mutex) = 0;  // of the region
   std::size_t next ZINF_GUARDED_BY(mutex) = 0;
   // Freed ranges by size: sizes come back, step after step.
   std::multimap<std::size_t, std::byte*> free ZINF_GUARDED_BY(mutex);
@@ -52,7 +54,9 @@ bool is_write([[maybe_unused]] void* context) {
 }
 
 void on_fault(int signal, siginfo_t* info, void* context) {
-  if (serve_fault(static_cast<std::byte*>(info->si_addr), is_write(context))) {
+  // Only const pointers lead to a sentinel: a write is a true fault.
+  if (!is_write(context) &&
+      serve_fault(static_cast<std::byte*>(info->si_addr))) {
     return;
   }
   if ((previous.sa_flags & SA_SIGINFO) != 0) {
@@ -73,34 +77,39 @@ void install_handler() {
   ZINF_CHECK(sigaction(SIGSEGV, &action, &previous) == 0, "sigaction");
 }
 
-std::byte* map_region() {
+void map_region(Ranges& all) ZINF_REQUIRES(all.mutex) {
   install_handler();
   for (std::size_t bytes = kRegionBytes; bytes >= kRegionBytes >> 8;
        bytes /= 2) {
     void* region = mmap(nullptr, bytes, PROT_NONE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (region != MAP_FAILED) return static_cast<std::byte*>(region);
+    if (region == MAP_FAILED) continue;
+    all.region = static_cast<std::byte*>(region);
+    all.bytes = bytes;
+    return;
   }
-  ZINF_CHECK(false, "no address space is left for sentinels");
 }
 
 }  // namespace
 
-Sentinel::Sentinel(std::size_t bytes, FaultSource& source)
-    : mapped_bytes_(align_up(bytes + 1, kPageBytes)),
-      bytes_(bytes),
-      source_(source) {
+Sentinel::Sentinel(std::size_t bytes, FaultServer& server)
+    : mapped_bytes_(align_up(bytes + 1, kPageBytes)), server_(server) {
   Ranges& all = ranges();
   MutexLock lock(all.mutex);
-  if (all.region == nullptr) all.region = map_region();
+  if (all.region == nullptr) map_region(all);
   auto found = all.free.find(mapped_bytes_);
   if (found != all.free.end()) {
     address_ = found->second;
     all.free.erase(found);
-  } else {
-    ZINF_CHECK(all.next + mapped_bytes_ <= kRegionBytes, "sentinels used up");
+  } else if (all.next + mapped_bytes_ <= all.bytes) {
     address_ = all.region + all.next;
     all.next += mapped_bytes_;
+  } else {
+    throw Error(Status::error(
+        Code::kUnsupported,
+        strf("no addresses are left for a tensor of %zu bytes: zinf reserves "
+             "them without memory, raise the limit of ulimit -v",
+             bytes)));
   }
   all.used[address_] = this;
 }
@@ -114,7 +123,6 @@ Sentinel::~Sentinel() {
 }
 
 void Sentinel::clear() {
-  std::lock_guard lock(mutex_);
   if (!has_copy_) return;
   void* mapped =
       mmap(address_, mapped_bytes_, PROT_NONE,
@@ -127,25 +135,23 @@ std::uint64_t Sentinel::num_faults() { return faults; }
 
 // The copy is made elsewhere and moved when it is whole: another thread may be
 // reading the range, and must fault until then.
-bool Sentinel::put_copy() {
+bool Sentinel::put_copy(std::span<const std::byte> content) {
   void* copy = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED) return false;
-  Status status = source_.copy_content(static_cast<std::byte*>(copy), bytes_);
-  if (!status.ok()) {
-    std::fprintf(stderr, "zinf: a pointer was read whose content is gone: %s\n",
-                 status.text().c_str());
-  }
-  if (!status.ok() || mprotect(copy, mapped_bytes_, PROT_READ) != 0 ||
+  std::memcpy(copy, content.data(), content.size());
+  if (mprotect(copy, mapped_bytes_, PROT_READ) != 0 ||
       mremap(copy, mapped_bytes_, mapped_bytes_, MREMAP_MAYMOVE | MREMAP_FIXED,
              address_) == MAP_FAILED) {
     munmap(copy, mapped_bytes_);
     return false;
   }
+  ++faults;
+  has_copy_ = true;
   return true;
 }
 
-bool serve_fault(std::byte* address, bool write) {
+bool serve_fault(std::byte* address) {
   Ranges& all = ranges();
   Sentinel* sentinel = nullptr;
   {
@@ -155,12 +161,7 @@ bool serve_fault(std::byte* address, bool write) {
     sentinel = std::prev(after)->second;
   }
   if (address >= sentinel->address_ + sentinel->mapped_bytes_) return false;
-  std::lock_guard lock(sentinel->mutex_);
-  if (write) return false;               // only const pointers lead here
-  if (sentinel->has_copy_) return true;  // another thread was faster
-  ++faults;
-  sentinel->has_copy_ = sentinel->put_copy();
-  return sentinel->has_copy_;
+  return sentinel->server_.serve_fault();
 }
 
 }  // namespace zinf

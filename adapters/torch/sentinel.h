@@ -2,50 +2,50 @@
 //
 // A storage that was emptied points to a range of its own size that cannot be
 // touched. Who asks torch for a mutable pointer never sees it; who reads
-// through a const pointer without asking faults, and the handler puts a copy of
-// the content there.
+// through a const pointer without asking faults, and the handler has a copy of
+// the content put there.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
-
-#include "zinf/status.h"
+#include <span>
 
 namespace zinf {
 
-// The content of a range that was touched: copies it to `to`. An error ends the
-// program, as any other fault would, with its text.
-class FaultSource {
+// Whoever has a Sentinel: its lock guards the copy.
+class FaultServer {
  public:
-  virtual ~FaultSource() = default;
-  virtual Status copy_content(std::byte* to, std::size_t bytes) = 0;
+  virtual ~FaultServer() = default;
+  // The range was read: puts a copy there, if there is none yet, from the
+  // thread that faulted. False ends the program as any other fault would.
+  virtual bool serve_fault() = 0;
 };
 
-// A range of addresses. Move-only would be too much: a unit has one for life.
+// A range of addresses.
 class Sentinel {
  public:
-  // Reserves addresses, no memory. The source must outlive it.
-  Sentinel(std::size_t bytes, FaultSource& source);
+  // Reserves addresses, no memory; throws when there are none left. The server
+  // must outlive it.
+  Sentinel(std::size_t bytes, FaultServer& server);
   ~Sentinel();
   Sentinel(const Sentinel&) = delete;
   Sentinel& operator=(const Sentinel&) = delete;
 
   void* address() const { return address_; }
-  // Takes a copy away that a fault has put there.
+
+  bool has_copy() const { return has_copy_; }
+  // False without memory for it.
+  bool put_copy(std::span<const std::byte> content);
   void clear();
 
   static std::uint64_t num_faults();
 
  private:
-  friend bool serve_fault(std::byte* address, bool write);
-  bool put_copy();
+  friend bool serve_fault(std::byte* address);
 
   const std::size_t mapped_bytes_;
-  const std::size_t bytes_;
-  FaultSource& source_;
+  FaultServer& server_;
   std::byte* address_;
-  std::mutex mutex_;  // several threads may touch it at once
   bool has_copy_ = false;
 };
 

@@ -1,5 +1,6 @@
 #include "adapters/torch/unit.h"
 
+#include <cstdio>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -50,6 +51,12 @@ c10::DataPtr plain_pointer(Block block, c10::Device device) {
 
 }  // namespace
 
+std::size_t uses_of(c10::StorageImpl& storage) {
+  std::size_t count = c10::raw::intrusive_ptr::use_count(&storage);
+  // A Python object of the storage that nobody refers to owns a reference.
+  return storage.pyobj_slot()->has_unique_reference() ? count - 1 : count;
+}
+
 Unit* Unit::of(c10::StorageImpl* storage) {
   c10::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
   if (pointer.get_deleter() != &drop_pointer) return nullptr;
@@ -66,24 +73,24 @@ Unit* Unit::of(const at::TensorBase& tensor) {
 
 Unit::Unit(std::shared_ptr<Manager> manager,
            const c10::intrusive_ptr<c10::StorageImpl>& storage, Role role,
-           std::string name, std::size_t tensors)
+           std::string name)
     : manager_(std::move(manager)),
       storage_(storage),
       device_(storage->device()),
       bytes_(storage->nbytes()),
       role_(role),
-      tensors_(tensors),
       residency_(manager_->residency_of(device_)),
+      stays_(manager_->home_of(role, device_) == Home::kMemory),
       name_(std::move(name)),
       sentinel_(bytes_, *this) {}
 
 Unit::~Unit() = default;
 
-void Unit::adopt(std::shared_ptr<Manager> manager,
-                 c10::intrusive_ptr<c10::StorageImpl> storage, Role role,
-                 std::string name, std::size_t tensors) {
-  std::unique_ptr<Unit> unit(
-      new Unit(manager, storage, role, std::move(name), tensors));
+void Unit::adopt(std::shared_ptr<Manager> manager, const at::TensorBase& tensor,
+                 Role role, std::string name) {
+  auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+      tensor.storage().unsafeGetStorageImpl());
+  std::unique_ptr<Unit> unit(new Unit(manager, storage, role, std::move(name)));
   StateSpec spec{.unit = unit->name_,
                  .state = std::string(role_name(role)),
                  .dtype = "bytes",
@@ -93,34 +100,46 @@ void Unit::adopt(std::shared_ptr<Manager> manager,
   throw_if_error(state.status());
   unit->state_ = *state;
   Unit* made = unit.release();
+  made->retain();  // until the end of this function
+  manager->enlist(made);
+  try {
+    made->know(tensor);
+    made->take_content(storage.get());
+    made->arm(storage.get());
+    made->pin(storage.get(), Use::kRead);
+    made->unpin(storage.get());
+  } catch (...) {
+    made->drop_reference();
+    throw;
+  }
+  made->drop_reference();
+}
 
+// The storage's memory becomes the unit's, or is copied to where it is better.
+void Unit::take_content(c10::StorageImpl* storage) {
   void* data = storage->_mutable_data_ptr_no_checks().get();
   // Torch's own alignment, which decides about bits (a mapped file has none);
   // a page's for what goes to a disk from where it is.
-  bool stays = manager->home_of(role, made->device_) == Home::kMemory;
-  bool in_place =
-      !made->device_.is_cpu() ||
-      is_aligned(data, stays ? std::size_t{64} : std::size_t{kPage});
-  made->retain();
-  c10::DataPtr old = std::exchange(storage->_mutable_data_ptr_no_checks(),
-                                   made->pointer_to(made->sentinel_.address()));
-  if (in_place) {
-    made->residency_.give(made->state_,
-                          block_of(std::move(old), made->bytes_, *manager));
-  } else {
-    Result<Pin> pin = made->residency_.pin(made->state_, Use::kReplace);
-    if (!pin.ok()) {
-      storage->set_data_ptr_noswap(std::move(old));
-      made->drop_reference();
-      throw Error(pin.status());
-    }
-    std::memcpy(pin->bytes().data(), old.get(), made->bytes_);
+  std::size_t alignment = stays_ ? 64 : std::size_t{kPage};
+  if (!device_.is_cpu() || is_aligned(data, alignment)) {
+    c10::DataPtr old = std::exchange(storage->_mutable_data_ptr_no_checks(),
+                                     pointer_to(sentinel_.address()));
+    residency_.give(state_, block_of(std::move(old), bytes_, *manager_));
+    return;
   }
-  manager->enlist(made);
-  made->arm(storage.get());
-  made->pin(storage.get(), false);
-  made->unpin(storage.get());
-  made->drop_reference();
+  Result<Pin> pin = residency_.pin(state_, Use::kReplace);
+  throw_if_error(pin.status());
+  std::memcpy(pin->bytes().data(), data, bytes_);
+  storage->set_data_ptr_noswap(pointer_to(sentinel_.address()));
+}
+
+void Unit::know(const at::TensorBase& tensor) {
+  std::lock_guard lock(known_mutex_);
+  for (auto& weak : known_) {
+    auto known = weak.lock();
+    if (known.get() == tensor.unsafeGetTensorImpl()) return;
+  }
+  known_.emplace_back(tensor.getIntrusivePtr());
 }
 
 c10::DataPtr Unit::pointer_to(void* data) {
@@ -134,10 +153,9 @@ void Unit::drop_reference() {
   }
 }
 
-// Makes the storage an ordinary one.
+// The storage leads to the pinned memory.
 void Unit::attach(c10::StorageImpl* storage) {
   sentinel_.clear();
-  storage->clear_materializer();
   void* data = pin_.bytes().data();
   if (storage->_mutable_data_ptr_no_checks().get() != data) {
     storage->set_data_ptr_noswap(pointer_to(data));
@@ -153,25 +171,25 @@ void Unit::detach(c10::StorageImpl* storage) {
   arm(storage);
 }
 
-void Unit::pin(c10::StorageImpl* storage, bool change) {
+void Unit::pin(c10::StorageImpl* storage, Use use) {
   manager_->check_usable(*this);
   retain();
   std::lock_guard lock(mutex_);
   try {
+    bool change = use != Use::kRead;
     if (pins_ == 0) {
-      Result<Pin> pin =
-          residency_.pin(state_, change ? Use::kChange : Use::kRead);
+      Result<Pin> pin = residency_.pin(state_, use);
       throw_if_error(pin.status());
       pin_ = std::move(pin).value();
       if (manager_->options().audit && !hash_) note_content();
       attach(storage);
-      if (change) hash_.reset();
+      storage->clear_materializer();
     } else if (change && change_.empty()) {
-      Result<Pin> pin = residency_.pin(state_, Use::kChange);
+      Result<Pin> pin = residency_.pin(state_, use);
       throw_if_error(pin.status());
       change_ = std::move(pin).value();
-      hash_.reset();
     }
+    if (change) hash_.reset();
     ++pins_;
   } catch (...) {
     drop_reference();
@@ -184,14 +202,16 @@ void Unit::unpin(c10::StorageImpl* storage) {
     std::lock_guard lock(mutex_);
     if (--pins_ == 0) {
       bool ours = of(storage) == this;
-      const ManagerOptions& options = manager_->options();
-      if (options.audit && !hash_ && ours) note_content();
-      if (ours && !escaped_) arm(storage);
-      bool stays = manager_->home_of(role_, device_) == Home::kMemory;
-      if (options.evict_always && stays && ours && !escaped_) detach(storage);
+      bool always = manager_->options().evict_always;
+      if (manager_->options().audit && !hash_ && ours) note_content();
+      if (ours && !escaped_) {
+        arm(storage);
+        if (always && stays_) detach(storage);
+      }
+      sentinel_.clear();  // a copy that was made meanwhile is old now
       pin_ = {};
       change_ = {};
-      if (options.evict_always) residency_.evict(state_);
+      if (always) residency_.evict(state_);
     }
   }
   drop_reference();
@@ -201,17 +221,22 @@ void Unit::note_content() {
   if (device_.is_cpu()) hash_ = hash_of(pin_.bytes());
 }
 
-bool Unit::used_elsewhere(c10::StorageImpl& storage, std::size_t ours) const {
-  std::size_t count = c10::raw::intrusive_ptr::use_count(&storage) - ours;
-  // A Python object of the storage that nobody refers to owns a reference.
-  if (storage.pyobj_slot()->has_unique_reference()) --count;
-  return count > tensors_;
+bool Unit::used_elsewhere(c10::StorageImpl& storage, std::size_t ours) {
+  std::size_t expected = ours;
+  std::lock_guard lock(known_mutex_);
+  for (auto& weak : known_) {
+    auto tensor = weak.lock();
+    if (tensor && tensor->has_storage() &&
+        tensor->unsafe_storage().unsafeGetStorageImpl() == &storage) {
+      ++expected;
+    }
+  }
+  return uses_of(storage) > expected;
 }
 
 void Unit::escape(c10::StorageImpl* storage) {
   manager_->check_usable(*this);
   std::lock_guard lock(mutex_);
-  if (pins_ > 0) return;
   ++manager_->escapes;
   if (inside_operator()) {
     ++manager_->violations;
@@ -219,16 +244,15 @@ void Unit::escape(c10::StorageImpl* storage) {
   }
   Result<Pin> pin = residency_.pin(state_, Use::kChange);
   throw_if_error(pin.status());
-  pin_ = std::move(pin).value();
-  sentinel_.clear();
-  void* data = pin_.bytes().data();
-  if (storage->_mutable_data_ptr_no_checks().get() != data) {
-    storage->set_data_ptr_noswap(pointer_to(data));
-  }
+  // Before the pin ends: then the unit may be asked to leave.
   escaped_ = true;
   if (!used_elsewhere(*storage, 0)) for_good_ = true;
+  if (pins_ == 0) {
+    pin_ = std::move(pin).value();
+    attach(storage);
+    pin_ = {};
+  }
   hash_.reset();
-  pin_ = {};
 }
 
 Leave Unit::leaving() {
@@ -256,13 +280,15 @@ Leave Unit::leaving() {
   return Leave::kDrop;
 }
 
-void Unit::release(c10::StorageImpl* storage) {
+Status Unit::release(c10::StorageImpl* storage) {
   retain();
+  Status status;
   {
     std::lock_guard lock(mutex_);
     if (of(storage) == this) {
       Result<Pin> pin = residency_.pin(state_, Use::kRead);
-      if (pin.ok()) {
+      status = pin.status();
+      if (status.ok()) {
         sentinel_.clear();
         storage->clear_materializer();
         storage->set_data_ptr_noswap(
@@ -271,24 +297,30 @@ void Unit::release(c10::StorageImpl* storage) {
     }
   }
   drop_reference();
+  return status;
 }
 
 void Unit::forget() { residency_.remove(state_); }
 void Unit::prefetch() { residency_.prefetch(state_); }
 void Unit::evict() { residency_.evict(state_); }
 
-Status Unit::copy_content(std::byte* to, std::size_t bytes) {
-  if (!device_.is_cpu()) {
-    return Status::error(Code::kInvalid, name_ + " is on a device");
-  }
+bool Unit::serve_fault() {
+  auto refuse = [&](const std::string& why) {
+    std::fprintf(stderr, "zinf: a pointer to %s was read: %s\n", name_.c_str(),
+                 why.c_str());
+    return false;
+  };
+  if (!device_.is_cpu()) return refuse("it is on a device");
+  if (in_forked_child()) return refuse("this is a forked child");
   std::lock_guard lock(mutex_);
+  if (sentinel_.has_copy()) return true;  // another thread was faster
   if (inside_operator()) {
     ++manager_->violations;
     report_violation(name_);
   }
-  ZINF_ASSIGN(Pin pin, residency_.pin(state_, Use::kRead));
-  std::memcpy(to, pin.bytes().data(), bytes);
-  return {};
+  Result<Pin> pin = residency_.pin(state_, Use::kRead);
+  if (!pin.ok()) return refuse(pin.status().text());
+  return sentinel_.put_copy(pin->bytes()) || refuse("there is no memory");
 }
 
 }  // namespace zinf

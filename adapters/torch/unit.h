@@ -7,11 +7,11 @@
 // Note [Raw pointers]: while an operator has a unit pinned, the storage is like
 // any other. Otherwise it is armed: the first request for a mutable pointer
 // (`.numpy()`, dlpack, compiled code) brings the content into memory and makes
-// the unit escaped, and it stays in memory until as many tensors use the
-// storage as when it was adopted. A pointer that was taken from the parameter
-// itself, not from a tensor that shares its storage, gives no sign of its end:
-// such a unit stays for good. Reads through const pointers fault and get a copy
-// (sentinel.h).
+// the unit escaped, and it stays in memory until only the known tensors
+// (parameters and the like) use the storage. A pointer that was taken from the
+// parameter itself, not from a tensor that shares its storage, gives no sign of
+// its end: such a unit stays for good. Reads through const pointers fault and
+// get a copy (sentinel.h).
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -22,6 +22,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "adapters/torch/sentinel.h"
 #include "zinf/host_tier.h"
@@ -31,25 +32,33 @@ namespace zinf {
 
 class Manager;
 
-class Unit final : public FaultSource {
+// Who uses a storage: tensors and other holders.
+std::size_t uses_of(c10::StorageImpl& storage);
+
+// Thread-safe.
+class Unit final : public FaultServer {
  public:
   // The unit of a storage, or null. Cheap: no lookup.
   static Unit* of(c10::StorageImpl* storage);
   static Unit* of(const at::TensorBase& tensor);
 
-  // Makes the storage a unit. `tensors` is how many known tensors use it.
+  // Makes the tensor's storage a unit.
   static void adopt(std::shared_ptr<Manager> manager,
-                    c10::intrusive_ptr<c10::StorageImpl> storage, Role role,
-                    std::string name, std::size_t tensors);
+                    const at::TensorBase& tensor, Role role, std::string name);
   ~Unit() override;
+
+  // A tensor on the storage that has our keys and belongs to a parameter: its
+  // use of the storage is expected.
+  void know(const at::TensorBase& tensor);
 
   // Keeps the content in memory, with the storage pointing to it, until unpin.
   // Throws what a move of it has met. The caller holds the storage.
-  void pin(c10::StorageImpl* storage, bool change);
+  void pin(c10::StorageImpl* storage, Use use);
   void unpin(c10::StorageImpl* storage);
 
-  // Gives the content to the storage as ordinary memory and lets it go.
-  void release(c10::StorageImpl* storage);
+  // Gives the content to the storage as ordinary memory and lets it go. On an
+  // error it is managed as before.
+  Status release(c10::StorageImpl* storage);
 
   // A mutable pointer is asked for outside an operator.
   void escape(c10::StorageImpl* storage);
@@ -75,36 +84,40 @@ class Unit final : public FaultSource {
   void retain() { references_.fetch_add(1, std::memory_order_relaxed); }
   void drop_reference();
 
-  Status copy_content(std::byte* to, std::size_t bytes) override;
+  bool serve_fault() override;
 
  private:
   Unit(std::shared_ptr<Manager> manager,
        const c10::intrusive_ptr<c10::StorageImpl>& storage, Role role,
-       std::string name, std::size_t tensors);
+       std::string name);
+  void take_content(c10::StorageImpl* storage);
 
   c10::DataPtr pointer_to(void* data);
   void attach(c10::StorageImpl* storage);
   void arm(c10::StorageImpl* storage);
   void detach(c10::StorageImpl* storage);
-  bool used_elsewhere(c10::StorageImpl& storage, std::size_t ours) const;
+  // Whether others than the known tensors, and `ours` here, use the storage.
+  bool used_elsewhere(c10::StorageImpl& storage, std::size_t ours);
   void note_content();
-  bool content_was_changed() const;
 
   const std::shared_ptr<Manager> manager_;
   const c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   const c10::Device device_;
   const std::size_t bytes_;
   const Role role_;
-  const std::size_t tensors_;
   Residency& residency_;
+  const bool stays_;  // its home is this memory
   std::string name_;
   StateRef state_;
   Sentinel sentinel_;
   std::atomic<int> references_ = 0;  // data pointers and pins
   std::atomic<bool> is_parameter_ = false;
 
-  // The mutex, or for leaving(), which only happens while nobody has it pinned,
-  // the tier's lock.
+  std::mutex known_mutex_;  // nothing is locked under it
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> known_;
+
+  // Below: the mutex, or for leaving(), which only happens while nobody has it
+  // pinned, the tier's lock. It is held while content comes from a disk.
   std::mutex mutex_;
   int pins_ = 0;
   Pin pin_;

@@ -66,9 +66,13 @@ class HostTier {
   Result<StateRef> add(const StateSpec& spec, Role role, void* owner);
   Home home_of(Role role) const;
 
-  // Makes room on NVMe for so many bytes more than are there: before the first
-  // step, so that a disk that is too small is refused then.
+  // Makes room on NVMe for so many bytes more than states have now; kNoSpace
+  // with what is needed and found.
   Status reserve(std::uint64_t bytes, std::size_t num_states);
+
+  // The files on NVMe lose their names; they are used as before, and gone when
+  // the process is.
+  void unlink_files();
 
   // Memory that is not a state's, counted in the budget for as long as the
   // result lives; states are dropped for it, and if that is not enough the

@@ -14,18 +14,15 @@
 // knows these arrows and no others; anything else is a bug and ends the
 // program.
 //
-//   kEmpty ----------------------+         kAbsent <------ drop ----+
-//     |                          |            | read                |
-//     | replace          replace |            v                     |
-//     v                          |         kReading --> kResident --+
-//   kDirty <---------------------+------------|------- change / ^
-//     | write                                 |                 |
-//     v                                       v                 |
-//   kWriting ------------- error ---------> kFailed             |
-//     +---------------------------------------------------------+
+//   kEmpty ----- replace ----> kDirty <-- replace -- kAbsent, kFailed
+//   kResident -- change -----> kDirty -- write ----> kWriting --> kResident
+//   kAbsent ---- read -------> kReading ----------> kResident
+//   kResident -- drop -------> kAbsent
+//   kReading, kWriting ------- error -------------> kFailed
 //
 // rollback() leads from every place to kAbsent or kEmpty. kFailed keeps its
-// error: every use gives it until then. A state that is being written can be
+// error: every use gives it until then, or until the content is replaced. A
+// state that is being written can be
 // read from memory meanwhile; whoever wants to change it waits.
 #pragma once
 
@@ -97,6 +94,8 @@ class Backing {
 
   virtual Result<std::uint32_t> add(const StateSpec& spec) = 0;
   virtual Status remove(std::uint32_t state) = 0;
+  // Its content does not matter any more, nor a write of it that failed.
+  virtual Status discard(std::uint32_t state) = 0;
   virtual bool has_content(std::uint32_t state) const = 0;
   virtual std::unique_ptr<Move> read(std::uint32_t state,
                                      std::span<std::byte> into) = 0;
@@ -203,7 +202,8 @@ class Residency {
   std::uint64_t make_room(std::uint64_t bytes);
 
   // Writes all new content below and waits. The first error; the others stick
-  // to their states too. kInvalid while somebody is changing a state.
+  // to their states too. kInvalid while somebody is changing a state. What was
+  // changed without a pin (Leave::kChanged) is not among it.
   Status flush();
 
   // flush(), then the backing's commit.

@@ -118,8 +118,9 @@ py::dict stats_of(Manager& manager) {
 
 void release_tensor(const at::Tensor& tensor) {
   if (Unit* unit = Unit::of(tensor)) {
-    unit->release(tensor.storage().unsafeGetStorageImpl());
+    throw_if_error(unit->release(tensor.storage().unsafeGetStorageImpl()));
   }
+  unwatch_gradients(tensor);
   remove_keys(*tensor.unsafeGetTensorImpl());
 }
 
@@ -177,6 +178,7 @@ void bind_engine(py::module_& module) {
             self.close();
           },
           Released())
+      .def("unlink_files", &Manager::unlink_files, Released())
       .def("stats", &stats_of);
 
   module.def("manager_of",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import random
 from typing import Any
 
@@ -27,9 +28,10 @@ def save(
     }
     buffer = io.BytesIO()
     torch.save(meta, buffer)
+    _read_meta(buffer.getvalue())  # what could not be loaded is refused now
     tensors = _model_tensors(models)
-    for optimizer in optimizers:
-        tensors += _state_tensors(models, optimizer)
+    for index, optimizer in enumerate(optimizers):
+        tensors += _state_tensors(models, optimizer, index)
     step = max((step for of in steps for step in of.values()), default=0)
     _C.save_tensors(path, tensors, step, buffer.getvalue())
 
@@ -38,7 +40,7 @@ def load(
     path: str, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]
 ) -> tuple[int, Any]:
     reader = _C.TensorReader(path)
-    meta = torch.load(io.BytesIO(reader.extra()), weights_only=True)
+    meta = _read_meta(reader.extra())
     if len(meta["groups"]) != len(optimizers):
         raise ValueError(
             f"{path} was saved with {len(meta['groups'])} optimizers, there are {len(optimizers)}"
@@ -46,11 +48,15 @@ def load(
     for optimizer, groups in zip(optimizers, meta["groups"], strict=True):
         _check_groups(path, models, optimizer, groups)
     tensors = _model_tensors(models)
-    for named in tensors:
+    expected = list(tensors)
+    for index, (optimizer, steps) in enumerate(zip(optimizers, meta["steps"], strict=True)):
+        expected += _expected_states(models, optimizer, index, steps)
+    for named in expected:
         reader.check(*named)
-    for optimizer, steps in zip(optimizers, meta["steps"], strict=True):
+
+    for index, (optimizer, steps) in enumerate(zip(optimizers, meta["steps"], strict=True)):
         _prepare_states(models, optimizer, steps)
-        tensors += _state_tensors(models, optimizer)
+        tensors += _state_tensors(models, optimizer, index)
     for named in tensors:
         reader.read(*named)
     for optimizer, groups, steps in zip(optimizers, meta["groups"], meta["steps"], strict=True):
@@ -61,6 +67,16 @@ def load(
     if meta["numpy_rng"] is not None:
         _set_numpy_rng(meta["numpy_rng"])
     return reader.step, meta["extra"]
+
+
+def _read_meta(data: bytes) -> dict[str, Any]:
+    try:
+        return torch.load(io.BytesIO(data), weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            "extra and parameter groups may hold tensors, numbers, texts, lists, tuples and dictionaries: "
+            f"{str(error).splitlines()[0]}"
+        ) from None
 
 
 def _names(models: list[torch.nn.Module]) -> dict[torch.Tensor, str]:
@@ -86,15 +102,40 @@ def _model_tensors(models: list[torch.nn.Module]) -> list[Named]:
     return tensors
 
 
-def _state_tensors(models: list[torch.nn.Module], optimizer: torch.optim.Optimizer) -> list[Named]:
+def _state_name(index: int, key: str) -> str:
+    """Of the first optimizer "exp_avg", of the second "exp_avg:1"."""
+    return f"{key}:{index}" if index else key
+
+
+def _state_tensors(
+    models: list[torch.nn.Module], optimizer: torch.optim.Optimizer, index: int
+) -> list[Named]:
     names = _names(models)
-    tensors: list[Named] = []
+    return [
+        (_name_of(names, parameter), _state_name(index, key), value)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if key != "step"
+    ]
+
+
+def _expected_states(
+    models: list[torch.nn.Module], optimizer: torch.optim.Optimizer, index: int, steps: dict[str, int]
+) -> list[Named]:
+    """What a checkpoint must have for an optimizer, as tensors without memory."""
+    names = _names(models)
+    expected: list[Named] = []
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            for key, value in optimizer.state[parameter].items():
-                if key != "step":
-                    tensors.append((_name_of(names, parameter), key, value))
-    return tensors
+            name = _name_of(names, parameter)
+            if name not in steps:
+                continue
+            keys = ["exp_avg", "exp_avg_sq"]
+            keys += ["master"] if parameter.dtype in (torch.bfloat16, torch.float16) else []
+            like = torch.empty(parameter.shape, dtype=torch.float32, device="meta")
+            expected += [(name, _state_name(index, key), like) for key in keys]
+    return expected
 
 
 def _name_of(names: dict[torch.Tensor, str], parameter: torch.Tensor) -> str:
@@ -109,7 +150,7 @@ def _steps(models: list[torch.nn.Module], optimizer: torch.optim.Optimizer) -> d
         _name_of(names, parameter): int(optimizer.state[parameter]["step"].item())
         for group in optimizer.param_groups
         for parameter in group["params"]
-        if optimizer.state[parameter]
+        if optimizer.state.get(parameter)
     }
 
 
@@ -136,11 +177,11 @@ def _prepare_states(
     names = _names(models)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            state = optimizer.state[parameter]
             if _name_of(names, parameter) not in steps:
-                state.clear()
-            elif not state:
-                optimizer._make_state(parameter, state)
+                optimizer.state.pop(parameter, None)
+            elif not optimizer.state.get(parameter):
+                optimizer._make_state(parameter)
+    optimizer._failure = None
 
 
 def _restore_groups(
@@ -153,7 +194,7 @@ def _restore_groups(
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         group.update({key: value for key, value in saved.items() if key != "params"})
         for parameter in group["params"]:
-            if optimizer.state[parameter]:
+            if optimizer.state.get(parameter):
                 optimizer.state[parameter]["step"].fill_(steps[_name_of(names, parameter)])
 
 

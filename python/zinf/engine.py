@@ -68,9 +68,8 @@ class Engine:
             away_bytes=1 << 20,
         )
         self._closed = False
-        self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._children: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._modules: list[weakref.ref[torch.nn.Module]] = []  # in the order of their coming
+        self._released: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         _engines.add(self)
 
     def __enter__(self) -> Engine:
@@ -111,27 +110,37 @@ class Engine:
         for name, parameter in model.named_parameters():
             if _C.manager_of(parameter) not in (None, self._manager):
                 raise ValueError(f"{name} is managed by another engine: release the model there first")
-        self._modules.add(model)
+        for module in model.modules():
+            self._released.discard(module)
+        self._note_module(model)
         self._adopt_parameters(model)
         return model
 
     def release(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Makes it a plain model again, in memory, with its gradients and optimizer states; returns it."""
+        """Makes it a plain model again, in memory, with its gradients and optimizer states; returns it.
+
+        Raises when it does not fit in memory; it is managed as before then.
+        """
         parameters = list(model.parameters())
         if not any(_C.manager_of(parameter) is self._manager for parameter in parameters):
             raise ValueError(
                 "this engine does not manage the model: it was never adopted, or released before"
             )
+        try:
+            for parameter in parameters:
+                _C.release(parameter)
+        except RuntimeError:
+            self._adopt_parameters(model)
+            raise
         for parameter in parameters:
-            _C.release(parameter)
             if parameter.grad is not None:
                 _C.release(parameter.grad)
-            for optimizer in self._optimizers:
+            for optimizer in self._optimizers():
                 for value in optimizer.state.get(parameter, {}).values():
                     if isinstance(value, torch.Tensor):
                         _C.release(value)
         for module in model.modules():
-            self._modules.discard(module)
+            self._released.add(module)
         return model
 
     def close(self) -> None:
@@ -156,28 +165,45 @@ class Engine:
     def save(self, path: str | os.PathLike[str], extra: Any = None) -> None:
         """Writes weights, buffers, optimizer states, RNG states and `extra` to a new directory."""
         self._check_open()
-        checkpoint.save(os.fspath(path), self._roots(), list(self._optimizers), extra)
+        checkpoint.save(os.fspath(path), self._roots(), self._optimizers(), extra)
 
     def load(self, path: str | os.PathLike[str]) -> tuple[int, Any]:
         """Brings back what save() has written, into the same models; returns (step, extra)."""
         self._check_open()
-        return checkpoint.load(os.fspath(path), self._roots(), list(self._optimizers))
+        return checkpoint.load(os.fspath(path), self._roots(), self._optimizers())
 
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the engine is closed")
 
     def _note_module(self, module: torch.nn.Module) -> None:
-        self._modules.add(module)
-
-    def _note_child(self, child: torch.nn.Module) -> None:
-        self._children.add(child)
+        if all(known() is not module for known in self._modules):
+            self._modules.append(weakref.ref(module))
 
     def _roots(self) -> list[torch.nn.Module]:
-        return [module for module in self._modules if module not in self._children]
+        """The models: modules that are in no other, without those that were released."""
+        modules = [module for known in self._modules if (module := known()) is not None]
+        self._modules = [weakref.ref(module) for module in modules]
+        children = {id(child) for module in modules for child in module.children()}
+        return [module for module in modules if id(module) not in children and module not in self._released]
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        """The zinf optimizers over this engine's parameters, in the order of their making."""
+        mine = {id(parameter) for model in self._roots() for parameter in model.parameters()}
+        return [
+            optimizer
+            for optimizer in live_optimizers()
+            if any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
+        ]
 
     def _adopt_parameters(self, model: torch.nn.Module) -> None:
-        self._manager.adopt_parameters(list(model.named_parameters()))
+        named = {
+            parameter: f"{prefix}.{name}" if prefix else name
+            for prefix, module in model.named_modules()
+            if module not in self._released
+            for name, parameter in module.named_parameters(recurse=False)
+        }
+        self._manager.adopt_parameters([(name, parameter) for parameter, name in named.items()])
 
     def _refresh(self) -> None:
         """Between steps: what has come since, or could not be taken before."""
@@ -186,6 +212,18 @@ class Engine:
         for model in self._roots():
             self._adopt_parameters(model)
         self._manager.adopt_offered()
+
+
+_live: list[weakref.ref[torch.optim.Optimizer]] = []  # zinf optimizers, in the order of their making
+
+
+def note_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    _live[:] = [known for known in _live if known() is not None]
+    _live.append(weakref.ref(optimizer))
+
+
+def live_optimizers() -> list[torch.optim.Optimizer]:
+    return [optimizer for known in _live if (optimizer := known()) is not None]
 
 
 def engine_of(tensor: torch.Tensor) -> Engine | None:
@@ -229,8 +267,6 @@ def _hook_registrations() -> bool:
     def on_module(module: torch.nn.Module, name: str, child: torch.nn.Module | None) -> None:
         for engine in _building:
             engine._note_module(module)
-            if child is not None:
-                engine._note_child(child)
 
     register_module_parameter_registration_hook(on_parameter)
     register_module_module_registration_hook(on_module)
@@ -238,6 +274,7 @@ def _hook_registrations() -> bool:
 
 
 @atexit.register
-def _close_all() -> None:
+def _remove_files() -> None:
+    # The process ends: nothing is brought back into memory, only the files go.
     for engine in list(_engines):
-        engine.close()
+        engine._manager.unlink_files()

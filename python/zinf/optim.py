@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from zinf import _C
-from zinf.engine import engine_of
+from zinf.engine import engine_of, note_optimizer
 
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -59,14 +59,9 @@ class AdamW(torch.optim.Optimizer):
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas are {betas!r}, must be in [0, 1)")
         self.max_grad_norm = max_grad_norm
+        self._failure: str | None = None  # of an update: weights and states do not fit together any more
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
-        for parameter in self.param_groups[-1]["params"]:
-            engine = engine_of(parameter)
-            if engine is not None:
-                engine._optimizers.add(self)
+        note_optimizer(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -77,6 +72,10 @@ class AdamW(torch.optim.Optimizer):
             for name, value in state_dict["state"].get(index, {}).items():
                 if name != "step":
                     self._set_state(parameter, name, value.detach().to("cpu", torch.float32, copy=True))
+            state = self.state[parameter]
+            if state and parameter.dtype in _NARROW and "master" not in state:  # of another optimizer
+                self._set_state(parameter, "master", parameter.detach().float().cpu())
+        self._failure = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -84,23 +83,49 @@ class AdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._failure is not None:
+            raise RuntimeError(
+                f"an update failed before ({self._failure}): engine.load() or load_state_dict() a good state"
+            )
         self._refresh()
         if float(getattr(self, "found_inf", 0.0)):
             return loss  # the scaler has found a gradient that is not finite
         scale = getattr(self, "grad_scale", None)
         inverse_scale = 1.0 if scale is None else 1.0 / float(scale)
-        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        clip = self._clip_factor(grads, inverse_scale)
-        for group in self.param_groups:
-            update = functools.partial(self._update, group, inverse_scale, clip)
-            updated = [p for p in group["params"] if p.grad is not None]
-            update([self._item(p, p.grad) for p in updated if p.device.type == "cpu"])
-            for parameter in updated:  # on a device: one at a time through host memory
-                if parameter.device.type != "cpu":
-                    weight = parameter.detach().cpu()
-                    update([(weight, *self._item(parameter, parameter.grad.cpu())[1:])])
-                    parameter.copy_(weight)
+        groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
+        updated = [parameter for _, parameters in groups for parameter in parameters]
+        self._prepare(updated)
+        clip = self._clip_factor([parameter.grad for parameter in updated], inverse_scale)
+        try:
+            for group, parameters in groups:
+                self._update_group(group, parameters, inverse_scale, clip)
+        except Exception as error:
+            self._failure = str(error)
+            raise
+        for parameter in updated:
+            self.state[parameter]["step"] += 1
         return loss
+
+    def _prepare(self, parameters: list[torch.Tensor]) -> None:
+        """Everything that can be refused, before anything is changed."""
+        if any(parameter.grad.is_sparse for parameter in parameters):
+            raise RuntimeError(
+                "zinf.AdamW does not take sparse gradients: build the embedding with sparse=False"
+            )
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self._make_state(parameter)
+
+    def _update_group(
+        self, group: dict[str, Any], parameters: list[torch.Tensor], inverse_scale: float, clip: float
+    ) -> None:
+        update = functools.partial(self._update, group, inverse_scale, clip)
+        update([self._item(p, p.grad) for p in parameters if p.device.type == "cpu"])
+        for parameter in parameters:  # on a device: one at a time through host memory
+            if parameter.device.type != "cpu":
+                weight = parameter.detach().cpu()
+                update([(weight, *self._item(parameter, parameter.grad.cpu())[1:])])
+                parameter.copy_(weight)
 
     def _update(
         self, group: dict[str, Any], inverse_scale: float, clip: float, items: list[tuple[Any, ...]]
@@ -121,44 +146,36 @@ class AdamW(torch.optim.Optimizer):
     def _refresh(self) -> None:
         engines = {engine_of(p) for group in self.param_groups for p in group["params"]}
         for engine in engines - {None}:
-            engine._optimizers.add(self)
             engine._refresh()
 
     def _clip_factor(self, grads: list[torch.Tensor], inverse_scale: float) -> float:
         """What clip_grad_norm_ would multiply by: the same operations in the same order."""
         if self.max_grad_norm is None or not grads:
             return 1.0
-        norms = [
-            torch.linalg.vector_norm(grad if inverse_scale == 1.0 else grad.float() * inverse_scale)
-            for grad in grads
-        ]
-        total = torch.linalg.vector_norm(torch.stack(norms))
+        total = torch.nn.utils.get_total_norm(grads) * inverse_scale
         return torch.clamp(self.max_grad_norm / (total + 1e-6), max=1.0).item()
 
     def _item(self, parameter: torch.Tensor, grad: torch.Tensor) -> tuple[Any, ...]:
-        """What the update of one parameter needs, with its step counted."""
-        if grad.is_sparse:
-            raise RuntimeError(
-                "zinf.AdamW does not take sparse gradients: build the embedding with sparse=False"
-            )
-        state = self.state[parameter]
-        if not state:
-            self._make_state(parameter, state)
+        """What the update of one parameter needs."""
         if grad.stride() != parameter.stride() or grad.dtype != parameter.dtype:
             grad = torch.empty_like(parameter, device=grad.device).copy_(grad)
-        state["step"] += 1
-        step = int(state["step"].item())
+        state = self.state[parameter]
+        step = int(state["step"].item()) + 1
         return parameter, grad, state["exp_avg"], state["exp_avg_sq"], state.get("master"), step
 
-    def _make_state(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
-        state["step"] = torch.zeros((), dtype=torch.float32)
-        for name in ("exp_avg", "exp_avg_sq"):
-            zeros = torch.zeros_like(
-                parameter, dtype=torch.float32, device="cpu", memory_format=torch.preserve_format
-            )
-            self._set_state(parameter, name, zeros)
-        if parameter.dtype in _NARROW:
-            self._set_state(parameter, "master", parameter.detach().float().cpu())
+    def _make_state(self, parameter: torch.Tensor) -> None:
+        try:
+            for name in ("exp_avg", "exp_avg_sq"):
+                zeros = torch.zeros_like(
+                    parameter, dtype=torch.float32, device="cpu", memory_format=torch.preserve_format
+                )
+                self._set_state(parameter, name, zeros)
+            if parameter.dtype in _NARROW:
+                self._set_state(parameter, "master", parameter.detach().float().cpu())
+            self.state[parameter]["step"] = torch.zeros((), dtype=torch.float32)
+        except Exception:
+            del self.state[parameter]  # all or nothing
+            raise
 
     def _set_state(self, parameter: torch.Tensor, name: str, tensor: torch.Tensor) -> None:
         engine = engine_of(parameter)

@@ -103,6 +103,10 @@ Status HostTier::reserve(std::uint64_t bytes, std::size_t num_states) {
   return parts_->scratch->reserve(bytes, num_states);
 }
 
+void HostTier::unlink_files() {
+  if (parts_->scratch != nullptr) parts_->scratch->unlink_files();
+}
+
 Reservation budget_or_beyond(const Budget& budget, Residency& residency,
                              Tag tag, std::uint64_t bytes) {
   auto reservation = budget.reserve(tag, bytes);

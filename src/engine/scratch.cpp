@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <utility>
 
 #include "src/base/align.h"
@@ -27,15 +28,19 @@ std::uint64_t padded(std::uint64_t bytes) {
 Scratch::Scratch(std::vector<std::string> parents)
     : parents_(std::move(parents)) {}
 
-Scratch::~Scratch() {
+Scratch::~Scratch() { unlink_files(); }
+
+void Scratch::unlink_files() {
   MutexLock lock(mutex_);
-  if (store_ == nullptr) return;
-  store_.reset();
   for (const std::string& directory : directories_) {
-    if (Status status = remove_store(directory); !status.ok()) {
-      log(LogLevel::kError, "%s", status.text().c_str());
+    std::error_code error;
+    std::filesystem::remove_all(directory, error);
+    if (error) {
+      log(LogLevel::kError, "remove %s: %s", directory.c_str(),
+          error.message().c_str());
     }
   }
+  directories_.clear();
 }
 
 Status Scratch::make_room(std::uint64_t bytes, std::size_t num_states) {
@@ -100,6 +105,12 @@ Status Scratch::remove(std::uint32_t state) {
   used_bytes_ -= padded(gone.spec.bytes);
   --used_states_;
   return store_->remove(gone.id);
+}
+
+Status Scratch::discard(std::uint32_t state) {
+  MutexLock lock(mutex_);
+  StateId id = states_[state].id;
+  return id == StateId{} ? Status() : store_->discard(id);
 }
 
 bool Scratch::has_content(std::uint32_t state) const {

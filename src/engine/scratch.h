@@ -23,9 +23,11 @@ class Scratch final : public Backing {
   // Room for so many bytes more than there are states for now.
   Status reserve(std::uint64_t bytes, std::size_t num_states);
   std::uint64_t capacity_bytes() const;
+  void unlink_files();  // and use them as before
 
   Result<std::uint32_t> add(const StateSpec& spec) override;
   Status remove(std::uint32_t state) override;
+  Status discard(std::uint32_t state) override;
   bool has_content(std::uint32_t state) const override;
   std::unique_ptr<Move> read(std::uint32_t state,
                              std::span<std::byte> into) override;

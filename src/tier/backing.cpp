@@ -36,6 +36,9 @@ class StoreBacking final : public Backing {
     return id.index;
   }
   Status remove(std::uint32_t state) override { return store_.remove({state}); }
+  Status discard(std::uint32_t state) override {
+    return store_.discard({state});
+  }
   bool has_content(std::uint32_t state) const override {
     return store_.has_content({state});
   }
@@ -115,6 +118,8 @@ class HostBacking final : public Backing {
     host_.remove({state});
     return {};
   }
+  // The next write replaces it, which heals.
+  Status discard(std::uint32_t) override { return {}; }
   bool has_content(std::uint32_t state) const override {
     return host_.place({state}) != Place::kEmpty;
   }

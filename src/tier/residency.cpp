@@ -32,7 +32,8 @@ bool may_move(Place from, Place to) {
     case kResident:
       return from == kReading || from == kWriting;
     case kDirty:
-      return from == kEmpty || from == kAbsent || from == kResident;
+      return from == kEmpty || from == kAbsent || from == kResident ||
+             from == kFailed;
     case kWriting:
       return from == kDirty;
     case kFailed:
@@ -161,7 +162,7 @@ Result<Residency::Impl::Need> Residency::Impl::try_pin(State& state, Use use) {
   ZINF_CHECK(!state.removed, "%s was removed", state.spec.name().c_str());
   bool change = use != Use::kRead;
   state.leaving = false;
-  if (state.place == kFailed) return state.error;
+  if (state.place == kFailed && use != Use::kReplace) return state.error;
   if (state.place == kReading || (state.place == kWriting && change)) {
     return Need::kWait;
   }
@@ -169,7 +170,12 @@ Result<Residency::Impl::Need> Residency::Impl::try_pin(State& state, Use use) {
     return Status::error(Code::kNotFound,
                          state.spec.name() + " has no content yet");
   }
-  if (state.place == kEmpty || state.place == kAbsent) {
+  if (state.place == kFailed) {
+    ZINF_TRY(options_.backing->discard(state.below));
+    state.error = {};
+  }
+  if (state.place == kEmpty || state.place == kAbsent ||
+      state.place == kFailed) {
     if (Status status = take_memory(state); !status.ok()) {
       if (status.code() == Code::kOverBudget) return Need::kRoom;
       return status.in(state.spec.name());
@@ -189,28 +195,50 @@ Result<Residency::Impl::Need> Residency::Impl::try_pin(State& state, Use use) {
 }
 
 Result<std::span<std::byte>> Residency::Impl::pin(StateRef ref, Use use) {
+  bool waiting = false;
   while (true) {
     Need need = Need::kNothing;
-    std::uint64_t bytes = 0;
-    std::string name;
     {
       MutexLock lock(mutex_);
+      while (rolling_back_) changed_.wait(mutex_);
       State& state = at(ref);
-      ZINF_ASSIGN(need, try_pin(state, use));
+      Result<Need> tried = try_pin(state, use);
+      bool over = !tried.ok() || *tried == Need::kNothing;
+      // What is being read for somebody who waits must not be taken away.
+      if (over && waiting) --state.waiters;
+      if (!over && !waiting) ++state.waiters;
+      waiting = !over;
+      if (!tried.ok()) return tried.status();
+      need = *tried;
       if (need == Need::kNothing) return state.block.bytes;
-      bytes = state.spec.bytes;
-      if (need == Need::kRoom) name = state.spec.name();
     }
     if (need == Need::kLaunch) launch(ref);
-    if (need == Need::kRoom && make_room(bytes) == 0) {
-      // Another thread may have given some back since: the last word.
-      MutexLock lock(mutex_);
-      State& state = at(ref);
-      ZINF_TRY(take_memory(state).in(
-          name + ": nothing more can leave memory, and it does not fit"));
-    }
     if (need == Need::kWait) (void)wait_for(ref);
+    if (need == Need::kRoom) {
+      Status status = room_for(ref);
+      if (!status.ok()) {
+        MutexLock lock(mutex_);
+        --at(ref).waiters;
+        return status;
+      }
+    }
   }
+}
+
+// Gives the state its memory, dropping others.
+Status Residency::Impl::room_for(StateRef ref) {
+  std::uint64_t bytes = 0;
+  {
+    MutexLock lock(mutex_);
+    bytes = at(ref).spec.bytes;
+  }
+  if (make_room(bytes) > 0) return {};
+  // Another thread may have given some back since: the last word.
+  MutexLock lock(mutex_);
+  State& state = at(ref);
+  return take_memory(state).in(
+      state.spec.name() +
+      ": nothing more can leave memory, and it does not fit");
 }
 
 void Residency::Impl::unpin(StateRef ref, Use use) {
@@ -243,7 +271,8 @@ void Residency::Impl::prefetch(StateRef ref) {
   {
     MutexLock lock(mutex_);
     State& state = at(ref);
-    if (state.place != kAbsent || !take_memory(state).ok()) return;
+    if (rolling_back_ || state.place != kAbsent || !take_memory(state).ok())
+      return;
     state.leaving = false;
     state.last_use = ++clock_;
     set_awaited(state, true);
@@ -265,7 +294,7 @@ void Residency::Impl::evict(StateRef ref) {
 
 bool Residency::Impl::idle(const State& state) const {
   return state.in_use && state.home != Home::kMemory && state.pins == 0 &&
-         !state.removed;
+         state.waiters == 0 && !state.removed;
 }
 
 bool Residency::Impl::claim_write(StateRef ref) {
@@ -351,7 +380,7 @@ void Residency::Impl::launch(StateRef ref) {
                                    : options_.backing->write(below, bytes);
   MutexLock lock(mutex_);
   state->move = std::move(move);
-  launched_.notify_all();
+  changed_.notify_all();
 }
 
 std::uint64_t Residency::Impl::wait_for(StateRef ref) {
@@ -359,7 +388,7 @@ std::uint64_t Residency::Impl::wait_for(StateRef ref) {
   {
     MutexLock lock(mutex_);
     State& state = states_[ref.index];
-    while (state.moving() && state.move == nullptr) launched_.wait(mutex_);
+    while (state.moving() && state.move == nullptr) changed_.wait(mutex_);
     if (!state.moving()) return 0;
     move = state.move;
   }
@@ -378,127 +407,6 @@ void Residency::Impl::wait_for_all() {
     }
   }
   for (StateRef ref : moving) (void)wait_for(ref);
-}
-
-std::vector<StateRef> Residency::Impl::by_age(Place place,
-                                              std::optional<Home> home) {
-  std::vector<StateRef> refs;
-  for (std::uint32_t i = 0; i < states_.size(); ++i) {
-    const State& state = states_[i];
-    if (state.place != place || !idle(state)) continue;
-    if (home && (state.home != *home || state.awaited)) continue;
-    refs.push_back({i});
-  }
-  std::sort(refs.begin(), refs.end(),
-            [&](StateRef a, StateRef b) ZINF_REQUIRES(mutex_) {
-              return states_[a.index].last_use < states_[b.index].last_use;
-            });
-  return refs;
-}
-
-// First what costs nothing, then what is already on its way, then a write.
-std::uint64_t Residency::Impl::make_room(std::uint64_t bytes,
-                                         std::optional<Home> home) {
-  std::uint64_t freed = 0;
-  while (true) {
-    std::vector<StateRef> moving;
-    std::vector<StateRef> claimed;
-    {
-      MutexLock lock(mutex_);
-      std::uint64_t before = stats_.memory_bytes;
-      land_finished();
-      for (StateRef ref : by_age(kResident, home)) {
-        if (freed + before - stats_.memory_bytes >= bytes) break;
-        (void)drop(ref);
-      }
-      freed += before - stats_.memory_bytes;
-      if (freed >= bytes) return freed;
-      moving = by_age(kWriting, home);
-      if (moving.empty()) {
-        std::uint64_t coming = freed;
-        for (StateRef ref : by_age(kDirty, home)) {
-          if (coming >= bytes) break;
-          if (!claim_write(ref)) continue;
-          claimed.push_back(ref);
-          coming += at(ref).spec.bytes;
-        }
-        moving = claimed.empty() ? by_age(kReading, home) : claimed;
-      }
-      for (StateRef ref : moving) at(ref).leaving = true;
-    }
-    if (moving.empty()) return freed;
-    for (StateRef ref : claimed) launch(ref);
-    for (StateRef ref : moving) {
-      if (freed >= bytes) break;
-      freed += wait_for(ref);
-    }
-  }
-}
-
-Status Residency::Impl::flush() {
-  std::vector<StateRef> claimed;
-  {
-    MutexLock lock(mutex_);
-    for (std::uint32_t i = 0; i < states_.size(); ++i) {
-      const State& state = states_[i];
-      if (!state.in_use || state.removed) continue;
-      if (claim_write({i})) claimed.push_back({i});
-    }
-  }
-  for (StateRef ref : claimed) launch(ref);
-  wait_for_all();
-  MutexLock lock(mutex_);
-  for (const State& state : states_) {
-    if (state.removed) continue;
-    if (state.place == kFailed) return state.error;
-    if (state.place == kDirty) {
-      return Status::error(
-          Code::kInvalid,
-          state.spec.name() + " is being changed: nothing can be committed");
-    }
-  }
-  return {};
-}
-
-Status Residency::Impl::commit(std::uint64_t step) {
-  if (options_.backing == nullptr) {
-    return Status::error(Code::kUnsupported,
-                         "a commit needs a store below the memory");
-  }
-  ZINF_TRY(flush());
-  return options_.backing->commit(step);
-}
-
-bool Residency::Impl::due(std::uint64_t step) const {
-  return options_.backing != nullptr && options_.backing->due(step);
-}
-
-Status Residency::Impl::rollback() {
-  if (options_.backing == nullptr) {
-    return Status::error(Code::kUnsupported,
-                         "a rollback needs a store below the memory");
-  }
-  wait_for_all();
-  {
-    MutexLock lock(mutex_);
-    for (const State& state : states_) {
-      if (state.pins == 0) continue;
-      return Status::error(
-          Code::kInvalid, "rollback while " + state.spec.name() + " is in use");
-    }
-  }
-  ZINF_TRY(options_.backing->rollback());
-  MutexLock lock(mutex_);
-  for (std::uint32_t i = 0; i < states_.size(); ++i) {
-    State& state = states_[i];
-    if (!state.in_use) continue;
-    // Memory that may not go is read into again, at the same address.
-    if (ask({i}) != Leave::kKeep) give_memory(state);
-    state.error = {};
-    move_to(state,
-            options_.backing->has_content(state.below) ? kAbsent : kEmpty);
-  }
-  return {};
 }
 
 Place Residency::Impl::place(StateRef ref) const {

@@ -50,6 +50,7 @@ class Residency::Impl {
     Status error = {};                     // kFailed only
     int pins = 0;
     int writers = 0;  // of these, not Use::kRead
+    int waiters = 0;  // threads in pin() that wait for it
     std::uint64_t last_use = 0;
     bool leaving = false;  // drop it when nobody uses it
     bool awaited = false;  // prefetched, and not used since
@@ -92,10 +93,12 @@ class Residency::Impl {
   std::uint64_t wait_for(StateRef ref) ZINF_EXCLUDES(mutex_);
   void wait_for_all() ZINF_EXCLUDES(mutex_);
   void forget(StateRef ref) ZINF_EXCLUDES(mutex_);
+  Status room_for(StateRef ref) ZINF_EXCLUDES(mutex_);
 
   const ResidencyOptions options_;
   mutable Mutex mutex_;  // never held while a backing works
-  CondVar launched_;
+  CondVar changed_;      // a move was launched, or a rollback is over
+  bool rolling_back_ ZINF_GUARDED_BY(mutex_) = false;
   // Entries are used again; their addresses stay.
   std::deque<State> states_ ZINF_GUARDED_BY(mutex_);
   std::vector<std::uint32_t> free_ ZINF_GUARDED_BY(mutex_);

@@ -197,7 +197,7 @@ def test_split_masters_are_plain_masters():
     generator = torch.Generator().manual_seed(3)
     master = torch.randn(4_099, generator=generator)
     plain = Ours(master)
-    plain.weight = torch.zeros_like(master, dtype=torch.bfloat16)
+    plain.weight = high_half(master)
     split = Ours(master)
     split.weight = high_half(master)
     low = master.view(torch.int32).to(torch.int16).view(torch.uint16)

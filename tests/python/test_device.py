@@ -15,7 +15,6 @@ from training import (
     assert_same,
     build,
     digest,
-    model_digests,
     optimizer_digests,
     plain_outcome,
     train,
@@ -43,8 +42,17 @@ def on_device(case):
     return dataclasses.replace(case, batch=lambda *arguments: to_device(case.batch(*arguments)))
 
 
+def host_digests(model):
+    digests = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        digests[f"weight {name}"] = digest(name, parameter.detach().cpu())
+    for name, buffer in model.named_buffers():
+        digests[f"buffer {name}"] = digest(name, buffer.cpu())
+    return digests
+
+
 def run(engine, case, entry):
-    """Trains on the device; the outcome with everything back on the host."""
+    """Trains on the device; the outcome, and the statistics at its end."""
     if entry == "init":
         with engine.init():
             model = build(case).to("emu")
@@ -55,10 +63,8 @@ def run(engine, case, entry):
     optimizer = zinf.AdamW(model.parameters(), **arguments)
     losses = train(on_device(case), model, optimizer, case.clip_norm)
     stats = engine.stats()
-    states = optimizer_digests(optimizer)
-    engine.release(model)
     digests = tuple(digest("loss", loss.cpu()) for loss in losses)
-    return Outcome(digests, model_digests(model.cpu()) | states), stats
+    return Outcome(digests, host_digests(model) | optimizer_digests(optimizer)), stats
 
 
 def cases():
@@ -71,7 +77,7 @@ def cases():
             yield pytest.param(name, placement, marks=marks, id=f"{name}-{placement}")
 
 
-@pytest.mark.parametrize(("name", "placement"), cases())
+@pytest.mark.parametrize(("name", "placement"), list(cases()))
 def test_same_bits_as_on_the_cpu(name, placement, nvme):
     entry = "init" if MODELS.index(name) % 2 else "adopt"
     before = process_io()[1]
@@ -83,6 +89,33 @@ def test_same_bits_as_on_the_cpu(name, placement, nvme):
         assert process_io()[1] - before >= stats["weights_bytes"] * (STEPS - 1)
     if placement == "evict":
         assert stats["device_resident_bytes"] == 0
+
+
+def test_release_and_save_on_a_device(nvme, tmp_path):
+    case = CASES["mlp"]
+    with zinf.Engine(nvme=nvme, weights="nvme", states="nvme") as engine:
+        model = engine.adopt(build(case).to("emu"))
+        optimizer = zinf.AdamW(model.parameters(), lr=LR)
+        train(on_device(case), model, optimizer, steps=3)
+        wanted = host_digests(model) | optimizer_digests(optimizer)
+        engine.save(tmp_path / "three")
+        train(on_device(case), model, optimizer, steps=2)
+        assert engine.load(tmp_path / "three") == (3, None)
+        assert host_digests(model) | optimizer_digests(optimizer) == wanted
+        engine.release(model)
+        assert engine.stats()["managed"] == 0
+        assert host_digests(model) | optimizer_digests(optimizer) == wanted
+
+
+def test_a_release_that_does_not_fit_is_refused(nvme):
+    case = CASES["gpt2"]
+    weights = sum(p.numel() * p.element_size() for p in build(case).parameters())
+    with zinf.Engine(nvme=nvme, device_memory=weights // 2) as engine:
+        model = engine.adopt(build(case).to("emu"))
+        wanted = host_digests(model)
+        with pytest.raises(RuntimeError, match="device_memory"):
+            engine.release(model)
+        assert host_digests(model) == wanted, "the rest is managed as before"
 
 
 def test_a_device_budget_is_kept(nvme):

@@ -74,6 +74,7 @@ class GatedBacking final : public Backing {
     removed_.insert(state);
     return {};
   }
+  Status discard(std::uint32_t) override { return {}; }
   bool has_content(std::uint32_t state) const override {
     return contents_.contains(state);
   }
@@ -199,6 +200,7 @@ TEST(PlacesTest, OnlyTheArrowsOfTheNoteAreAllowed) {
                                                     {kDirty, kWriting},
                                                     {kWriting, kResident},
                                                     {kWriting, kFailed},
+                                                    {kFailed, kDirty},
                                                     // rollback
                                                     {kEmpty, kEmpty},
                                                     {kEmpty, kAbsent},
@@ -296,7 +298,7 @@ TEST_F(ResidencyTest, AnErrorSticksUntilRollback) {
   states_.evict(ref);
   gate->open(Status::error(Code::kIo, "the disk is gone"));
   backing_->always_open();
-  for (Use use : {Use::kRead, Use::kChange, Use::kReplace, Use::kRead}) {
+  for (Use use : {Use::kRead, Use::kChange, Use::kRead}) {
     (void)states_.make_room(1);
     Status status = states_.pin(ref, use).status();
     EXPECT_EQ(status.code(), Code::kIo) << status.text();
@@ -310,6 +312,32 @@ TEST_F(ResidencyTest, AnErrorSticksUntilRollback) {
   fill(ref, 2);
   EXPECT_TRUE(states_.commit(2).ok());
   EXPECT_TRUE(holds(ref, 2));
+}
+
+TEST_F(ResidencyTest, NewContentHealsAnError) {
+  StateRef ref = add("a");
+  fill(ref, 1);
+  auto gate = backing_->close();
+  states_.evict(ref);
+  gate->open(Status::error(Code::kIo, "the disk is gone"));
+  backing_->always_open();
+  (void)states_.make_room(1);
+  EXPECT_EQ(states_.pin(ref, Use::kRead).status().code(), Code::kIo);
+  fill(ref, 2);
+  EXPECT_TRUE(holds(ref, 2));
+  EXPECT_TRUE(states_.commit(1).ok());
+}
+
+TEST_F(ResidencyTest, WhatSomebodyWaitsForIsNotTakenAway) {
+  StateRef ref = add_absent("a", 7);
+  auto gate = backing_->close();
+  auto reader =
+      std::async(std::launch::async, [&] { return bool(holds(ref, 7)); });
+  while (states_.place(ref) != kReading) std::this_thread::yield();
+  EXPECT_EQ(states_.make_room(kBytes), 0u);
+  gate->open();
+  EXPECT_TRUE(reader.get());
+  EXPECT_EQ(states_.stats().reads, 1u);
 }
 
 TEST_F(ResidencyTest, AFailedReadSticksAndGivesItsMemoryBack) {
