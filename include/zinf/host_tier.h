@@ -31,9 +31,10 @@ enum class Role : std::uint8_t {
 std::string_view role_name(Role role);
 
 struct HostTierOptions {
-  std::uint64_t host_bytes = 0;   // for states in memory; 0: no limit
-  std::vector<std::string> nvme;  // directories; a private one is made in each
-  Where weights = Where::kAuto;   // and gradients
+  std::uint64_t host_bytes = 0;  // for states in memory; 0: no limit
+  std::vector<std::string> nvme =
+      {};                        // directories; a private one is made in each
+  Where weights = Where::kAuto;  // and gradients
   Where states = Where::kAuto;
   // Of what is to live on NVMe, so much may be in memory unused.
   std::uint64_t away_bytes = 0;

@@ -10,9 +10,6 @@
 #include "src/base/check.h"
 #include "src/base/strf.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 namespace zinf::tier {
 namespace {
 
@@ -327,10 +324,6 @@ std::string uuid_text(const Uuid& uuid) {
   std::string text;
   for (std::byte byte : uuid) text += strf("%02x", static_cast<unsigned>(byte));
   return text;
-}
-
-std::uint64_t checksum(std::span<const std::byte> data) {
-  return XXH3_64bits(data.data(), data.size());
 }
 
 void seal(Page& page) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "src/tier/checksum.h"
 #include "zinf/status.h"
 #include "zinf/store.h"
 
@@ -100,8 +101,6 @@ struct TableRecord {
   std::uint64_t step = 0;
   std::vector<StateRecord> states;
 };
-
-std::uint64_t checksum(std::span<const std::byte> data);
 
 void encode(const VolumeHeader& header, Page& page);
 void encode(const Superblock& superblock, Page& page);

@@ -96,7 +96,7 @@ class Residency::Impl {
   Status room_for(StateRef ref) ZINF_EXCLUDES(mutex_);
 
   const ResidencyOptions options_;
-  mutable Mutex mutex_;  // never held while a backing works
+  mutable Mutex mutex_;  // never held while a backing moves content
   CondVar changed_;      // a move was launched, or a rollback is over
   bool rolling_back_ ZINF_GUARDED_BY(mutex_) = false;
   // Entries are used again; their addresses stay.

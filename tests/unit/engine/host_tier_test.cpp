@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <vector>
 
+#include "src/base/align.h"
 #include "tests/support/temp_dir.h"
-#include "zinf/bytes.h"
 
 namespace zinf {
 namespace {

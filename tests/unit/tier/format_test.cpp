@@ -51,6 +51,19 @@ std::string text(std::span<const std::byte> bytes, std::size_t offset,
 
 // The offsets are the document's, written out: a change of the code alone is a
 // change of the format.
+TEST(Checksum, IsTheSameWithAndWithoutAvx2) {
+  if (!__builtin_cpu_supports("avx2")) GTEST_SKIP() << "no AVX2 here";
+  std::vector<std::byte> data(100'000);
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    data[i] = static_cast<std::byte>(i * i % 251);
+  }
+  for (std::size_t bytes = 0; bytes <= data.size(); bytes += 1 + bytes / 7) {
+    auto part = std::span(data).first(bytes);
+    ASSERT_EQ(detail::checksum_avx2(part), detail::checksum_plain(part))
+        << bytes;
+  }
+}
+
 TEST(Format, PagesAreAsDocumented) {
   Page page;
   encode(header(), page);

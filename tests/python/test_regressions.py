@@ -1,0 +1,151 @@
+"""Mistakes that were made once."""
+
+import argparse
+import threading
+
+import numpy as np
+import pytest
+import torch
+import zinf
+from torch import nn
+from twins import LR, assert_same_model, born, build_net, net_loss, pair, same, step
+
+
+@pytest.mark.raw_access
+def test_an_array_outlives_the_gradient_it_was_taken_from(engine):
+    model = born(engine)
+    net_loss(model).backward()
+    array = model[0].weight.grad.numpy()
+    wanted = array.copy()
+    model.zero_grad()
+    for seed in range(3):  # other units come and go
+        net_loss(model, seed).backward()
+        model.zero_grad()
+    engine.stats()
+    assert np.array_equal(array, wanted)
+
+
+@pytest.mark.raw_access
+def test_an_array_outlives_its_model(engine):
+    model = born(engine)
+    array = model[0].weight.detach().numpy()
+    wanted = array.copy()
+    del model
+    others = [born(engine, seed=seed) for seed in range(3)]
+    for other in others:
+        net_loss(other)
+    assert np.array_equal(array, wanted)
+
+
+def test_reading_through_const_pointers_while_another_thread_computes(engine):
+    plain, managed = pair(engine)
+    wanted = plain[0].bias.tolist()
+    stop = threading.Event()
+    errors = []
+
+    def compute():
+        try:
+            while not stop.is_set():
+                net_loss(managed)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        for _ in range(50):
+            assert managed[0].bias.tolist() == wanted
+    finally:
+        stop.set()
+        thread.join()
+    assert not errors
+
+
+def test_twins_are_loaded_as_they_were_saved(place, tmp_path):
+    def build_both(engine):
+        models = [born(engine, seed=seed) for seed in (1, 2)]
+        return models, [zinf.AdamW(model.parameters(), lr=LR) for model in models]
+
+    with zinf.Engine(**place) as engine:
+        models, optimizers = build_both(engine)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            step(model, optimizer)
+        engine.save(tmp_path / "both")
+        wanted = [model[0].weight.clone() for model in models]
+    with zinf.Engine(**place) as engine:
+        models, optimizers = build_both(engine)
+        engine.load(tmp_path / "both")
+        for model, weight in zip(models, wanted, strict=True):
+            assert same(model[0].weight, weight)
+
+
+def test_a_model_that_was_once_a_part_is_saved_too(engine, tmp_path):
+    with engine.init():
+        model = nn.Sequential(build_net())[0]
+    wanted = model[0].weight.clone()
+    engine.save(tmp_path / "part")
+    with torch.no_grad():
+        model[0].weight.zero_()
+    engine.load(tmp_path / "part")
+    assert same(model[0].weight, wanted)
+
+
+def test_a_released_part_stays_released(engine):
+    _, model = pair(engine)
+    optimizer = zinf.AdamW(model.parameters(), lr=LR)
+    engine.release(model[0])
+    step(model, optimizer)
+    managed = engine.stats()["managed"]
+    step(model, optimizer)
+    assert engine.stats()["managed"] == managed
+    assert type(model[0].weight.detach().new_tensor([1.0])) is torch.Tensor
+    assert isinstance(model[0].weight.data, torch.FloatTensor), "no keys are left on it"
+
+
+def test_what_could_not_be_loaded_is_not_saved(engine, tmp_path):
+    born(engine)
+    with pytest.raises(ValueError, match="extra"):
+        engine.save(tmp_path / "bad", extra=argparse.Namespace(lr=1))
+    assert not (tmp_path / "bad").exists()
+
+
+def test_a_refused_step_changes_nothing(engine):
+    plain, managed = pair(engine)
+    embedding = nn.Embedding(8, 4, sparse=True)
+    optimizer = zinf.AdamW([*managed.parameters(), embedding.weight], lr=LR)
+    net_loss(managed).backward()
+    embedding(torch.tensor([1])).sum().backward()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="sparse"):
+            optimizer.step()
+    assert_same_model(managed, plain)
+    assert not any(float(state["step"]) for state in optimizer.state.values() if "step" in state)
+
+
+def test_an_optimizer_may_be_older_than_the_adoption(engine, tmp_path):
+    torch.manual_seed(0)
+    model = build_net()
+    optimizer = zinf.AdamW(model.parameters(), lr=LR)
+    engine.adopt(model)
+    step(model, optimizer)
+    engine.save(tmp_path / "one")
+    step(model, optimizer)
+    assert engine.load(tmp_path / "one")[0] == 1
+    assert float(optimizer.state[model[0].weight]["step"]) == 1
+
+
+def test_states_of_another_optimizer_get_their_master(engine):
+    torch.manual_seed(0)
+    model = engine.adopt(build_net().bfloat16())
+    other = torch.optim.AdamW(model.parameters(), lr=LR)
+    optimizer = zinf.AdamW(model.parameters(), lr=LR)
+
+    def loss(model, seed):
+        return model(torch.ones(2, 72).bfloat16()).float().sum()
+
+    step(model, other, loss=loss)
+    optimizer.load_state_dict(other.state_dict())
+    step(model, optimizer, loss=loss)
+    state = optimizer.state[model[0].weight]
+    assert state["master"].dtype == state["exp_avg"].dtype == torch.float32
+    assert torch.allclose(state["master"], model[0].weight.float(), rtol=2**-8)
