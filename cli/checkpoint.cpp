@@ -161,6 +161,12 @@ Status run_verify(const CheckpointArguments& args) {
     ZINF_ASSIGN(damages, store->verify(progress));
   }
   std::size_t versions = store->versions().size();
+  if (damages.empty() && versions == 0) {
+    return Status::error(Code::kNotFound,
+                         joined(store->paths()) +
+                             " holds no version: a save that was not finished, "
+                             "or a run that has not committed");
+  }
   if (damages.empty()) {
     std::printf("%s: %zu versions, %s read, every checksum is right\n",
                 joined(store->paths()).c_str(), versions,
@@ -180,9 +186,6 @@ Status run_verify(const CheckpointArguments& args) {
            joined(store->paths()).c_str(), damages.size(), versions));
 }
 
-namespace {
-
-// Why a stale store should stay, or "".
 std::string precious(const FoundStore& found) {
   if (found.num_volumes > 1) {
     return strf("is volume %d of %d of a store; --all removes it", found.volume,
@@ -193,6 +196,9 @@ std::string precious(const FoundStore& found) {
   if (!store.ok()) {
     return "cannot be read (" + store.status().text() + "); --all removes it";
   }
+  if (Status damage = store.value()->damage(); !damage.ok()) {
+    return "is damaged (" + damage.text() + "); --all removes it";
+  }
   std::vector<std::string> names;
   for (const VersionInfo& version : store.value()->versions()) {
     names.insert(names.end(), version.names.begin(), version.names.end());
@@ -200,8 +206,6 @@ std::string precious(const FoundStore& found) {
   if (names.empty()) return "";
   return "holds kept versions (" + joined(names) + "); --all removes it";
 }
-
-}  // namespace
 
 Status run_prune(const CheckpointArguments& args) {
   for (const std::string& directory : args.directories) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "zinf/status.h"
+#include "zinf/store.h"
 
 namespace zinf::cli {
 
@@ -48,6 +49,8 @@ struct CheckpointArguments {
 Status run_inspect(const CheckpointArguments& args);
 Status run_verify(const CheckpointArguments& args);
 Status run_prune(const CheckpointArguments& args);
+// Why a store that nobody uses should stay, or "".
+std::string precious(const FoundStore& found);
 
 // What the command line asks for: kInvalid when it makes no sense. Help and
 // version are such actions too.

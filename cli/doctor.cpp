@@ -172,7 +172,7 @@ void examine_stores(const std::string& path, std::vector<Finding>& findings) {
   std::uint64_t bytes = 0;
   std::string names;
   for (const FoundStore& found : find_stores(path)) {
-    if (found.owner != 0) continue;
+    if (found.owner != 0 || !precious(found).empty()) continue;
     ++stale;
     bytes += found.bytes;
     if (stale <= 3) names += (names.empty() ? "" : ", ") + found.path;

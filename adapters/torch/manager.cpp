@@ -95,7 +95,15 @@ Home Manager::home_of(Role role, c10::Device device) {
   return device_tier(device).home_of(role);
 }
 
-Reservation Manager::count(c10::Device device, std::uint64_t bytes) {
+Reservation Manager::count(c10::Device device, std::uint64_t bytes,
+                           bool stays) {
+  if (stays) {
+    auto reservation = tier_->budget().reserve(Tag::kWeight, bytes);
+    throw_if_error(reservation.status().in(
+        "a tensor that is to stay in host memory does not fit (raise "
+        "host_memory, or give nvme=)"));
+    return std::move(reservation).value();
+  }
   if (device.is_cpu()) return tier_->count(Tag::kWeight, bytes);
   return device_tier(device).count(Tag::kWeight, bytes);
 }

@@ -75,7 +75,9 @@ class Manager : public std::enable_shared_from_this<Manager> {
   Result<StateRef> add(const StateSpec& spec, Role role, c10::Device device,
                        Unit* unit);
   Home home_of(Role role, c10::Device device);
-  Reservation count(c10::Device device, std::uint64_t bytes);
+  // Bytes of the device's budget, or the CPU's. What can leave memory later may
+  // exceed it for a moment; what stays is refused when it does not fit.
+  Reservation count(c10::Device device, std::uint64_t bytes, bool stays);
 
   HostTier& tier() { return *tier_; }
   const ManagerOptions& options() const { return options_; }

@@ -26,16 +26,16 @@ std::uint64_t hash_of(std::span<const std::byte> bytes) {
       {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
-// The storage's old memory as a block, counted in the budget.
-Block block_of(c10::DataPtr pointer, std::size_t bytes, Manager& manager) {
-  c10::Device device = pointer.device();
+// The storage's old memory as a block.
+Block block_of(c10::DataPtr pointer, std::size_t bytes,
+               Reservation reservation) {
   struct Owner {
     c10::DataPtr pointer;
     Reservation reservation;
   };
   auto data = static_cast<std::byte*>(pointer.get());
   auto owner = std::make_shared<Owner>(
-      Owner{std::move(pointer), manager.count(device, bytes)});
+      Owner{std::move(pointer), std::move(reservation)});
   return {{data, bytes}, std::move(owner)};
 }
 
@@ -122,9 +122,11 @@ void Unit::take_content(c10::StorageImpl* storage) {
   // a page's for what goes to a disk from where it is.
   std::size_t alignment = stays_ ? 64 : std::size_t{kPage};
   if (!device_.is_cpu() || is_aligned(data, alignment)) {
+    Reservation counted = manager_->count(device_, bytes_, stays_);
     c10::DataPtr old = std::exchange(storage->_mutable_data_ptr_no_checks(),
                                      pointer_to(sentinel_.address()));
-    residency_.give(state_, block_of(std::move(old), bytes_, *manager_));
+    residency_.give(state_,
+                    block_of(std::move(old), bytes_, std::move(counted)));
     return;
   }
   Result<Pin> pin = residency_.pin(state_, Use::kReplace);

@@ -290,7 +290,13 @@ class Store {
   // What a version holds; its table must be intact.
   Result<std::vector<StateSpec>> contents(std::uint64_t version) const;
 
-  // Reads every block of every version and compares checksums.
+  // One of the two superblocks could not be read when the store was opened: a
+  // crash in the middle of a commit leaves that, and so does a bad disk, which
+  // may have taken the newest commit or name with it.
+  Status damage() const;
+
+  // Reads every block of every version and compares checksums; damage() is in
+  // its answer too.
   using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
   Result<std::vector<Damage>> verify(const Progress& progress = {});
 

@@ -40,7 +40,10 @@ def load(
     path: str, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]
 ) -> tuple[int, Any]:
     reader = _C.TensorReader(path)
-    meta = _read_meta(reader.extra())
+    data = reader.extra()
+    if not data:
+        raise ValueError(f"{path} is no checkpoint of an engine, or damaged: see zinf checkpoint verify")
+    meta = _read_meta(data)
     if len(meta["groups"]) != len(optimizers):
         raise ValueError(
             f"{path} was saved with {len(meta['groups'])} optimizers, there are {len(optimizers)}"
@@ -54,11 +57,15 @@ def load(
     for named in expected:
         reader.check(*named)
 
+    for optimizer in optimizers:  # until all is read
+        optimizer._failure = f"engine.load({path!r}) was not finished"
     for index, (optimizer, steps) in enumerate(zip(optimizers, meta["steps"], strict=True)):
         _prepare_states(models, optimizer, steps)
         tensors += _state_tensors(models, optimizer, index)
     for named in tensors:
         reader.read(*named)
+    for optimizer in optimizers:
+        optimizer._failure = None
     for optimizer, groups, steps in zip(optimizers, meta["groups"], meta["steps"], strict=True):
         _restore_groups(models, optimizer, groups, steps)
     torch.set_rng_state(meta["rng"])
@@ -181,7 +188,6 @@ def _prepare_states(
                 optimizer.state.pop(parameter, None)
             elif not optimizer.state.get(parameter):
                 optimizer._make_state(parameter)
-    optimizer._failure = None
 
 
 def _restore_groups(

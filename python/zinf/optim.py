@@ -85,7 +85,8 @@ class AdamW(torch.optim.Optimizer):
                 loss = closure()
         if self._failure is not None:
             raise RuntimeError(
-                f"an update failed before ({self._failure}): engine.load() or load_state_dict() a good state"
+                f"weights and states do not fit together ({self._failure}): load a good state first, with "
+                "engine.load() or load_state_dict()"
             )
         self._refresh()
         if float(getattr(self, "found_inf", 0.0)):

@@ -31,6 +31,7 @@ Status StoreImpl::recover() {
   };
   std::vector<Found> found;
   std::string problems;
+  bool written = false;
   for (std::size_t slot = 0; slot < 2; ++slot) {
     Page page;
     std::uint64_t offset = kSuperblocks + slot * kUnit;
@@ -46,6 +47,8 @@ Status StoreImpl::recover() {
     } else {
       problems += strf("%sslot %zu: %s", problems.empty() ? "" : "; ", slot,
                        parsed.status().text().c_str());
+      // A slot that was never written is zero.
+      written |= !read.ok() || page != Page{};
     }
   }
   std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
@@ -63,6 +66,8 @@ Status StoreImpl::recover() {
         "store: %s: falling back to the older superblock: %s", file.c_str(),
         status.text().c_str());
     used = 1;
+    problems = status.text();
+    written = true;
     status = recover_from(found[1].superblock);
   }
   ZINF_TRY(status.in(file));
@@ -71,6 +76,13 @@ Status StoreImpl::recover() {
   found_.clear();
 
   MutexLock lock(mutex_);
+  if (written) {
+    damage_ = Status::error(
+        Code::kCorrupt,
+        strf("%s: a superblock is damaged (%s): what was committed or named "
+             "with it last is not known",
+             file.c_str(), problems.c_str()));
+  }
   const Version* newest = versions_.empty() ? nullptr : &versions_.back();
   if (newest != nullptr && newest->table == nullptr) {
     bool tolerated = options_.fall_back || options_.access == Access::kRead;

@@ -179,6 +179,7 @@ std::vector<io::Registration> Store::register_memory(
     std::span<std::byte> memory) {
   return impl_->volumes().register_memory(memory);
 }
+Status Store::damage() const { return impl_->damage(); }
 StoreStats Store::stats() const { return impl_->stats(); }
 std::vector<std::string> Store::paths() const {
   std::vector<std::string> paths;

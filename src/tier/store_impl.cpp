@@ -299,6 +299,11 @@ std::vector<VersionInfo> StoreImpl::versions() const {
   return infos;
 }
 
+Status StoreImpl::damage() const {
+  MutexLock lock(mutex_);
+  return damage_;
+}
+
 StoreStats StoreImpl::stats() const {
   const Counters& counters = shared_->counters;
   const Allocator& allocator = *shared_->allocator;

@@ -72,6 +72,7 @@ class StoreImpl {
   Result<std::vector<StateSpec>> contents(std::uint64_t version) const;
   Result<std::vector<Damage>> verify(const Store::Progress& progress);
 
+  Status damage() const;
   StoreStats stats() const;
   const StoreOptions& options() const { return options_; }
   Volumes& volumes() { return *shared_->volumes; }
@@ -195,7 +196,8 @@ class StoreImpl {
   Table working_ ZINF_GUARDED_BY(mutex_);
   std::uint64_t base_ ZINF_GUARDED_BY(mutex_) = 0;  // version it came from
   std::string base_label_ ZINF_GUARDED_BY(mutex_) = "none";
-  Status working_error_ ZINF_GUARDED_BY(mutex_);           // a sync that failed
+  Status working_error_ ZINF_GUARDED_BY(mutex_);  // a sync that failed
+  Status damage_ ZINF_GUARDED_BY(mutex_);  // of a superblock, when opened
   std::vector<Version> versions_ ZINF_GUARDED_BY(mutex_);  // oldest first
 };
 

@@ -109,6 +109,7 @@ Result<std::vector<Damage>> StoreImpl::verify(const Store::Progress& progress) {
     versions = versions_;
   }
   std::vector<Damage> damages;
+  if (Status found = damage(); !found.ok()) damages.push_back({"-", found});
   for (const Version& version : versions) {
     if (version.info.damage.ok()) continue;
     damages.push_back({version.info.label(), version.info.damage});

@@ -160,6 +160,30 @@ def test_prune_removes_the_stale_and_keeps_what_is_precious(held, tmp_path):
     assert (tmp_path / "held/volume.zinf").exists()
 
 
+@pytest.mark.parametrize("offset", [4100, 8200])
+def test_a_damaged_superblock_is_told_and_nothing_is_pruned(tmp_path, offset):
+    make_store("--steps", 3, "--keep", "best", tmp_path / "run")
+    flip(tmp_path / "run/volume.zinf", offset)
+    verify = zinf("checkpoint", "verify", tmp_path / "run")
+    assert verify.returncode == 1
+    assert "a superblock is damaged" in verify.stdout
+    prune = zinf("checkpoint", "prune", tmp_path)
+    assert (tmp_path / "run/volume.zinf").exists()
+    assert "is damaged" in prune.stdout or "kept versions" in prune.stdout
+
+
+def test_verify_of_a_store_without_versions_fails(tmp_path):
+    make_store("--steps", 0, tmp_path / "run")
+    verify = zinf("checkpoint", "verify", tmp_path / "run")
+    assert verify.returncode == 1
+    assert "holds no version" in verify.stderr
+
+
+def test_doctor_does_not_call_checkpoints_stale(tmp_path):
+    make_store("--steps", 1, "--keep", "best", tmp_path / "run")
+    assert "stale stores  none" in zinf("doctor", tmp_path).stdout
+
+
 def test_doctor_tells_stale_stores(held, tmp_path):
     def finding() -> dict:
         report = json.loads(zinf("doctor", tmp_path, "--json").stdout)

@@ -122,6 +122,31 @@ def test_a_refused_step_changes_nothing(engine):
     assert not any(float(state["step"]) for state in optimizer.state.values() if "step" in state)
 
 
+def test_a_budget_without_nvme_is_kept():
+    with zinf.Engine(host_memory="64KiB") as engine:
+        with pytest.raises(RuntimeError, match=r"host_memory.*nvme="):
+            engine.adopt(build_net())
+
+
+def test_a_load_that_fails_half_way_stops_training(engine, tmp_path):
+    model = born(engine)
+    optimizer = zinf.AdamW(model.parameters(), lr=LR)
+    step(model, optimizer)
+    engine.save(tmp_path / "one")
+    engine.save(tmp_path / "good")
+    volume = tmp_path / "one/volume.zinf"
+    data = bytearray(volume.read_bytes())
+    at = data.rfind(model[4].weight.detach().clone().numpy().tobytes()[:64])
+    data[at] ^= 1
+    volume.write_bytes(data)
+    with pytest.raises(RuntimeError, match="checksum"):
+        engine.load(tmp_path / "one")
+    with pytest.raises(RuntimeError, match="was not finished"):
+        step(model, optimizer)
+    engine.load(tmp_path / "good")
+    step(model, optimizer)
+
+
 def test_an_optimizer_may_be_older_than_the_adoption(engine, tmp_path):
     torch.manual_seed(0)
     model = build_net()
