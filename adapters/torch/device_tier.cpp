@@ -38,12 +38,12 @@ Status copy(std::byte* to, c10::Device to_device, const std::byte* from,
 }
 
 // Blocks from torch's allocator of the device, counted in the budget.
-Allocate device_memory(const Budget& budget, c10::Device device) {
+Allocate device_memory(Budget budget, c10::Device device) {
   struct Owner {
     Reservation reservation;
     c10::DataPtr memory;
   };
-  return [&budget, device](std::size_t bytes) -> Result<Block> {
+  return [budget, device](std::size_t bytes) -> Result<Block> {
     ZINF_ASSIGN(Reservation reservation, budget.reserve(Tag::kWeight, bytes));
     c10::DeviceGuard guard(device);
     try {
@@ -65,52 +65,17 @@ Role role_of(const StateSpec& spec) {
   return Role::kWeight;
 }
 
-// The host's tier as what is below: it decides where a state lives by its role.
-class HostBelow final : public Backing {
- public:
-  HostBelow(HostTier& host, c10::Device device)
-      : host_(host),
-        moves_(host_backing(host.residency(), copies_to(device))) {}
-
-  Result<std::uint32_t> add(const StateSpec& spec) override {
-    ZINF_ASSIGN(StateRef ref, host_.add(spec, role_of(spec), nullptr));
-    return ref.index;
-  }
-  Status remove(std::uint32_t state) override { return moves_->remove(state); }
-  Status discard(std::uint32_t state) override {
-    return moves_->discard(state);
-  }
-  bool has_content(std::uint32_t state) const override {
-    return moves_->has_content(state);
-  }
-  std::unique_ptr<Move> read(std::uint32_t state,
-                             std::span<std::byte> into) override {
-    return moves_->read(state, into);
-  }
-  std::unique_ptr<Move> write(std::uint32_t state,
-                              std::span<const std::byte> from) override {
-    return moves_->write(state, from);
-  }
-  bool due(std::uint64_t step) const override { return moves_->due(step); }
-  Status commit(std::uint64_t step) override { return moves_->commit(step); }
-  Status rollback() override { return moves_->rollback(); }
-
- private:
-  static DeviceCopies copies_to(c10::Device device) {
-    return {
-        .to_device =
-            [device](std::span<std::byte> to, std::span<const std::byte> from) {
-              return copy(to.data(), device, from.data(), at::kCPU, to.size());
-            },
-        .to_host =
-            [device](std::span<std::byte> to, std::span<const std::byte> from) {
-              return copy(to.data(), at::kCPU, from.data(), device, to.size());
-            }};
-  }
-
-  HostTier& host_;
-  const std::shared_ptr<Backing> moves_;
-};
+DeviceCopies copies_to(c10::Device device) {
+  return {
+      .to_device =
+          [device](std::span<std::byte> to, std::span<const std::byte> from) {
+            return copy(to.data(), device, from.data(), at::kCPU, to.size());
+          },
+      .to_host =
+          [device](std::span<std::byte> to, std::span<const std::byte> from) {
+            return copy(to.data(), at::kCPU, from.data(), device, to.size());
+          }};
+}
 
 }  // namespace
 
@@ -119,16 +84,16 @@ Result<std::unique_ptr<DeviceTier>> DeviceTier::create(
     std::function<Leave(StateRef, void* owner)> leaving) {
   std::uint64_t limit = options.bytes == 0 ? kAddressSpaceBytes : options.bytes;
   ZINF_ASSIGN(Budget budget, Budget::create("device_memory", limit));
-  // A Budget is a handle: the closure's is the same.
-  auto shared = std::make_shared<Budget>(budget);
-  Allocate allocate = [shared, inner = device_memory(*shared, device)](
-                          std::size_t bytes) { return inner(bytes); };
-  return std::unique_ptr<DeviceTier>(
-      new DeviceTier(host, std::move(budget),
-                     {.allocate = std::move(allocate),
-                      .backing = std::make_shared<HostBelow>(host, device),
-                      .leaving = std::move(leaving),
-                      .away_limit_bytes = options.away_bytes}));
+  // The host decides where a state lives by its role.
+  auto add = [&host](const StateSpec& spec) {
+    return host.add(spec, role_of(spec), nullptr);
+  };
+  return std::unique_ptr<DeviceTier>(new DeviceTier(
+      host, budget,
+      {.allocate = device_memory(budget, device),
+       .backing = host_backing(host.residency(), copies_to(device), add),
+       .leaving = std::move(leaving),
+       .away_limit_bytes = options.away_bytes}));
 }
 
 Result<StateRef> DeviceTier::add(const StateSpec& spec, Role role,
@@ -137,13 +102,13 @@ Result<StateRef> DeviceTier::add(const StateSpec& spec, Role role,
 }
 
 Home DeviceTier::home_of(Role role) const {
-  const HostTierOptions& options = host_.options();
-  Where where = role == Role::kState ? options.states : options.weights;
-  return where == Where::kAuto ? Home::kBelow : Home::kAway;
+  bool free = host_.options().where(role) == Where::kAuto;
+  return free ? Home::kBelow : Home::kAway;
 }
 
 Reservation DeviceTier::count(Tag tag, std::uint64_t bytes) {
-  return budget_or_beyond(budget_, residency_, tag, bytes);
+  return reserve_or_exceed(budget_, tag, bytes,
+                           [&] { (void)residency_.make_room(bytes); });
 }
 
 }  // namespace zinf

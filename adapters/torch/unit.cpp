@@ -304,7 +304,6 @@ Status Unit::release(c10::StorageImpl* storage) {
 
 void Unit::forget() { residency_.remove(state_); }
 void Unit::prefetch() { residency_.prefetch(state_); }
-void Unit::evict() { residency_.evict(state_); }
 
 bool Unit::serve_fault() {
   auto refuse = [&](const std::string& why) {

@@ -67,7 +67,6 @@ class Unit final : public FaultServer {
 
   void forget();  // the last thing before the end
   void prefetch();
-  void evict();
 
   const std::string& name() const { return name_; }
   void set_name(std::string name) { name_ = std::move(name); }

@@ -39,6 +39,8 @@ struct HostTierOptions {
   // Of what is to live on NVMe, so much may be in memory unused.
   std::uint64_t away_bytes = 0;
 
+  Where where(Role role) const;
+
   // kInvalid with every problem in one text.
   Status validate() const;
 };
@@ -48,10 +50,11 @@ struct HostTierStats {
   std::uint64_t nvme_bytes = 0;  // of the scratch store's files
 };
 
-// Bytes of a budget for what cannot be refused: states are dropped for it, and
-// if that is not enough the budget is exceeded.
-Reservation budget_or_beyond(const Budget& budget, Residency& residency,
-                             Tag tag, std::uint64_t bytes);
+// Bytes of a budget for what cannot be refused: when there are too few, room is
+// made, and if that is not enough the budget is exceeded.
+Reservation reserve_or_exceed(const Budget& budget, Tag tag,
+                              std::uint64_t bytes,
+                              const std::function<void()>& make_room);
 
 // Thread-safe.
 class HostTier {

@@ -74,8 +74,8 @@ struct Block {
 };
 // kOverBudget when there is none now.
 using Allocate = std::function<Result<Block>(std::size_t bytes)>;
-// Blocks from a pool that outlives them all.
-Allocate slab_memory(SlabPool& pool);
+// Blocks from a pool. A SlabPool is a handle: the copy is the same pool.
+Allocate slab_memory(SlabPool pool);
 
 // A read or write under way. Thread-safe; its memory must stay until wait() has
 // returned or done() was true. The destructor waits.
@@ -250,10 +250,14 @@ struct DeviceCopies {
       to_host;
 };
 
-// A device's memory above the host's: states that are added get a home below
+// How a device's states are added to the host's.
+using AddState = std::function<Result<StateRef>(const StateSpec& spec)>;
+
+// A device's memory above the host's. Without `add`, states get a home below
 // the host's memory, or in it when the host has no backing. The host's
 // Residency must outlive it; the device's is committed and rolled back, not the
 // host's.
-std::shared_ptr<Backing> host_backing(Residency& host, DeviceCopies copies);
+std::shared_ptr<Backing> host_backing(Residency& host, DeviceCopies copies,
+                                      AddState add = {});
 
 }  // namespace zinf

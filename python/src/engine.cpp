@@ -166,12 +166,6 @@ void bind_engine(py::module_& module) {
           Released())
       .def("adopt_offered", &Manager::adopt_offered, Released())
       .def(
-          "reserve",
-          [](Manager& self, std::uint64_t bytes, std::size_t states) {
-            throw_if_error(self.tier().reserve(bytes, states));
-          },
-          Released())
-      .def(
           "close",
           [](Manager& self) {
             if (self.options().audit && !self.closed()) stop_audit();
@@ -199,9 +193,6 @@ void bind_engine(py::module_& module) {
     return at::empty({0}, tensor.options());
   });
   module.def("release", &release_tensor, Released());
-  module.def("prefetch", [](const at::Tensor& tensor) {
-    if (Unit* unit = Unit::of(tensor)) unit->prefetch();
-  });
   using Named = std::tuple<std::string, std::string, at::Tensor>;
   module.def(
       "save_tensors",
@@ -238,8 +229,6 @@ void bind_engine(py::module_& module) {
         py::gil_scoped_release released;
         throw_if_error(self.read({unit, state, tensor}));
       });
-  module.def("wire_operators", &wire_operators);
-  module.def("num_intercepted", &num_intercepted);
   module.def("parse_bytes", [](const std::string& text) {
     Result<std::uint64_t> bytes = parse_bytes(text);
     throw_if_error(bytes.status());

@@ -26,7 +26,7 @@ class AdamW(torch.optim.Optimizer):
     becomes its own master. On parameters without an engine it is a plain in-memory optimizer with the same
     arithmetic.
 
-    max_grad_norm: clip as torch.nn.utils.clip_grad_norm_ does, to the bit.
+    max_grad_norm: clip as torch.nn.utils.clip_grad_norm_ does, to the bit for float32 gradients.
     update: "step", when step() is called.
 
     Example:
@@ -175,7 +175,7 @@ class AdamW(torch.optim.Optimizer):
                 self._set_state(parameter, "master", parameter.detach().float().cpu())
             self.state[parameter]["step"] = torch.zeros((), dtype=torch.float32)
         except Exception:
-            del self.state[parameter]  # all or nothing
+            self.state.pop(parameter, None)  # all or nothing
             raise
 
     def _set_state(self, parameter: torch.Tensor, name: str, tensor: torch.Tensor) -> None:

@@ -7,9 +7,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "src/base/strf.h"
 #include "src/engine/scratch.h"
-#include "zinf/bytes.h"
 
 namespace zinf {
 
@@ -42,6 +40,10 @@ Status HostTierOptions::validate() const {
   return Status::error(Code::kInvalid, problems);
 }
 
+Where HostTierOptions::where(Role role) const {
+  return role == Role::kState ? states : weights;
+}
+
 // Members are destroyed from the last: the states before what they use.
 struct HostTier::Parts {
   HostTierOptions options;
@@ -65,15 +67,9 @@ Result<std::shared_ptr<HostTier>> HostTier::create(
     scratch = std::make_shared<Scratch>(options.nvme);
   }
   std::shared_ptr<HostTier> tier(new HostTier());
-  // The pool is a handle: the copy in the closure is the same pool.
-  Allocate allocate = [pool](std::size_t bytes) mutable -> Result<Block> {
-    ZINF_ASSIGN(Slab slab, pool.acquire(bytes));
-    auto owner = std::make_shared<Slab>(std::move(slab));
-    return Block{owner->bytes(), owner};
-  };
   tier->parts_.reset(
-      new Parts{options, std::move(budget), std::move(pool), scratch,
-                Residency({.allocate = std::move(allocate),
+      new Parts{options, std::move(budget), pool, scratch,
+                Residency({.allocate = slab_memory(pool),
                            .backing = scratch,
                            .leaving = std::move(leaving),
                            .away_limit_bytes = options.away_bytes})});
@@ -83,7 +79,7 @@ Result<std::shared_ptr<HostTier>> HostTier::create(
 HostTier::~HostTier() = default;
 
 Home HostTier::home_of(Role role) const {
-  switch (role == Role::kState ? options().states : options().weights) {
+  switch (options().where(role)) {
     case Where::kHost:
       return Home::kMemory;
     case Where::kNvme:
@@ -107,11 +103,15 @@ void HostTier::unlink_files() {
   if (parts_->scratch != nullptr) parts_->scratch->unlink_files();
 }
 
-Reservation budget_or_beyond(const Budget& budget, Residency& residency,
-                             Tag tag, std::uint64_t bytes) {
+Reservation reserve_or_exceed(const Budget& budget, Tag tag,
+                              std::uint64_t bytes,
+                              const std::function<void()>& make_room) {
   auto reservation = budget.reserve(tag, bytes);
   if (!reservation.ok()) {
-    (void)residency.make_room(bytes);
+    make_room();
+    reservation = budget.reserve(tag, bytes);
+  }
+  if (!reservation.ok()) {
     reservation = budget.reserve(tag, 0);
     reservation->grow_beyond_limit(bytes);
   }
@@ -119,11 +119,10 @@ Reservation budget_or_beyond(const Budget& budget, Residency& residency,
 }
 
 Reservation HostTier::count(Tag tag, std::uint64_t bytes) {
-  auto reservation = parts_->budget.reserve(tag, bytes);
-  if (reservation.ok()) return std::move(reservation).value();
-  (void)parts_->residency.make_room(bytes);
-  parts_->pool.trim();
-  return budget_or_beyond(parts_->budget, parts_->residency, tag, bytes);
+  return reserve_or_exceed(parts_->budget, tag, bytes, [&] {
+    (void)parts_->residency.make_room(bytes);
+    parts_->pool.trim();  // what came back is kept, and counted, until then
+  });
 }
 
 Residency& HostTier::residency() { return parts_->residency; }

@@ -10,7 +10,6 @@
 #include "src/base/align.h"
 #include "src/base/check.h"
 #include "src/base/strf.h"
-#include "zinf/bytes.h"
 #include "zinf/log.h"
 
 namespace zinf {

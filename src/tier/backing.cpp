@@ -106,12 +106,11 @@ class Finished final : public Move {
 
 class HostBacking final : public Backing {
  public:
-  HostBacking(Residency& host, DeviceCopies copies)
-      : host_(host), copies_(std::move(copies)) {}
+  HostBacking(Residency& host, DeviceCopies copies, AddState add)
+      : host_(host), copies_(std::move(copies)), add_(std::move(add)) {}
 
   Result<std::uint32_t> add(const StateSpec& spec) override {
-    Home home = host_.has_backing() ? Home::kBelow : Home::kMemory;
-    ZINF_ASSIGN(StateRef ref, host_.add(spec, home));
+    ZINF_ASSIGN(StateRef ref, add_(spec));
     return ref.index;
   }
   Status remove(std::uint32_t state) override {
@@ -143,12 +142,13 @@ class HostBacking final : public Backing {
 
   Residency& host_;
   const DeviceCopies copies_;
+  const AddState add_;
 };
 
 }  // namespace
 
-Allocate slab_memory(SlabPool& pool) {
-  return [&pool](std::size_t bytes) -> Result<Block> {
+Allocate slab_memory(SlabPool pool) {
+  return [pool](std::size_t bytes) mutable -> Result<Block> {
     ZINF_ASSIGN(Slab slab, pool.acquire(bytes));
     auto owner = std::make_shared<Slab>(std::move(slab));
     return Block{owner->bytes(), owner};
@@ -173,8 +173,13 @@ std::shared_ptr<Backing> store_backing(Store& store) {
   return std::make_shared<StoreBacking>(store);
 }
 
-std::shared_ptr<Backing> host_backing(Residency& host, DeviceCopies copies) {
-  return std::make_shared<HostBacking>(host, std::move(copies));
+std::shared_ptr<Backing> host_backing(Residency& host, DeviceCopies copies,
+                                      AddState add) {
+  if (!add) {
+    Home home = host.has_backing() ? Home::kBelow : Home::kMemory;
+    add = [&host, home](const StateSpec& spec) { return host.add(spec, home); };
+  }
+  return std::make_shared<HostBacking>(host, std::move(copies), std::move(add));
 }
 
 }  // namespace zinf
