@@ -1,11 +1,13 @@
 #include "adapters/torch/adam.h"
 
 #include <ATen/Version.h>
+#include <ATen/ops/empty_like.h>
 
 #include <string>
 #include <vector>
 
 #include "adapters/torch/pins.h"
+#include "adapters/torch/split_master.h"
 #include "src/base/strf.h"
 #include "zinf/cast.h"
 
@@ -70,7 +72,9 @@ Result<Dtype> dtype_of(const char* name, const at::Tensor& tensor) {
   }
 }
 
-void prefetch(const AdamTensors& tensors) {
+void prefetch(const AdamItem& item) {
+  const AdamTensors& tensors = item.tensors;
+  if (item.split != nullptr) item.split->prefetch();
   for (const at::Tensor* tensor : {&tensors.weight, &tensors.grad,
                                    &tensors.exp_avg, &tensors.exp_avg_sq}) {
     if (Unit* unit = Unit::of(*tensor)) unit->prefetch();
@@ -79,6 +83,33 @@ void prefetch(const AdamTensors& tensors) {
     if (!tensor->has_value()) continue;
     if (Unit* unit = Unit::of(**tensor)) unit->prefetch();
   }
+}
+
+// As autograd would have it: the weight's type and layout.
+at::Tensor matching(const at::Tensor& grad, const at::Tensor& weight) {
+  if (grad.scalar_type() == weight.scalar_type() &&
+      grad.strides() == weight.strides()) {
+    return grad;
+  }
+  return at::empty_like(weight, grad.options().dtype(weight.scalar_type()))
+      .copy_(grad);
+}
+
+Status update_item(const AdamOptions& options, const AdamStep& step,
+                   const AdamItem& item, ThreadPool* pool) {
+  AdamTensors tensors = item.tensors;
+  tensors.grad = matching(tensors.grad, tensors.weight);
+  if (item.split != nullptr) {
+    return item.split->update(options, step, tensors, pool);
+  }
+  if (tensors.weight.is_cpu()) {
+    return adam_update(options, step, tensors, pool);
+  }
+  tensors.weight = tensors.weight.cpu();
+  tensors.grad = tensors.grad.cpu();
+  ZINF_TRY(adam_update(options, step, tensors, pool));
+  item.tensors.weight.copy_(tensors.weight);
+  return {};
 }
 
 }  // namespace
@@ -146,10 +177,10 @@ Status adam_update_all(const AdamOptions& options, float inverse_scale,
                        float clip, const std::vector<AdamItem>& items,
                        ThreadPool* pool) {
   for (std::size_t i = 0; i < items.size(); ++i) {
-    if (i + 1 < items.size()) prefetch(items[i + 1].tensors);
+    if (i + 1 < items.size()) prefetch(items[i + 1]);
     AdamStep step{
         .step = items[i].step, .inverse_scale = inverse_scale, .clip = clip};
-    ZINF_TRY(adam_update(options, step, items[i].tensors, pool));
+    ZINF_TRY(update_item(options, step, items[i], pool));
   }
   return {};
 }

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -12,6 +13,7 @@
 
 namespace zinf {
 
+class SplitMaster;
 class ThreadPool;
 
 // Dense CPU tensors with equal numbers of elements and strides. The gradient
@@ -40,9 +42,12 @@ Status adam_update(const AdamOptions& options, const AdamStep& step,
                    const AdamTensors& tensors, ThreadPool* pool,
                    double* grad_squares = nullptr);
 
-// One tensor's part of a step over many.
+// One tensor's part of a step over many. The weight and its gradient may be on
+// a device; a gradient of another type or layout than the weight's is converted
+// first.
 struct AdamItem {
   AdamTensors tensors;
+  std::shared_ptr<SplitMaster> split;  // the master, when it is split
   std::int64_t step = 1;
 };
 

@@ -6,6 +6,7 @@
 
 #include "adapters/torch/keys.h"
 #include "adapters/torch/manager.h"
+#include "adapters/torch/pins.h"
 
 namespace zinf {
 namespace {
@@ -28,15 +29,22 @@ class DataHooks final : public at::impl::VariableHooksInterface {
         role = unit->role();
         name = unit->name();
         is_parameter = unit->is_parameter();
+        if (unit->is_watched()) {
+          Pins pins;
+          pins.take(to, Use::kChange);
+        }
       }
     }
     hooks_->set_data(to, from);
     if (!manager) return;
     // `from` still uses the storage: the pointer it may have given out keeps
-    // the unit in memory, and the next step tries again.
-    manager->adopt(to, role, name, 2);
+    // the unit in memory.
+    if (!manager->adopt(to, role, name, 2)) {
+      manager->offer(to, role, name);
+      return;
+    }
     Unit* unit = Unit::of(to.storage().unsafeGetStorageImpl());
-    if (unit != nullptr && is_parameter) unit->set_parameter();
+    if (is_parameter) unit->set_parameter();
   }
 
   TensorBase tensor_data(const TensorBase& t) const override {

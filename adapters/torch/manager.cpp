@@ -126,11 +126,18 @@ bool Manager::adopt(const at::TensorBase& tensor, Role role,
 
 void Manager::offer(const at::TensorBase& tensor, Role role,
                     const std::string& name) {
+  // Where nothing ever moves, a gradient is an ordinary tensor.
+  if (role == Role::kGrad && !has_limits()) return;
   adopt_offered();
   std::lock_guard lock(mutex_);
   offered_.push_back(
       {c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), role,
        name});
+}
+
+bool Manager::has_limits() const {
+  return options_.tier.host_bytes != 0 || !options_.tier.nvme.empty() ||
+         options_.device_bytes != 0 || options_.evict_always || options_.audit;
 }
 
 void Manager::adopt_offered() {

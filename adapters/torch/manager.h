@@ -90,6 +90,7 @@ class Manager : public std::enable_shared_from_this<Manager> {
  private:
   const ManagerOptions options_;
   DeviceTier& device_tier(c10::Device device);
+  bool has_limits() const;
 
   std::shared_ptr<HostTier> tier_;
   std::unique_ptr<DeviceTier> device_tier_;  // made when it is needed

@@ -20,10 +20,9 @@ class Pins {
   // What is not managed is passed over. Throws what pinning has met.
   void take(const at::TensorBase& tensor, Use use);
   void take(const c10::IValue& value, Use use);
-
- private:
   void take(const c10::Storage& storage, Use use);
 
+ private:
   struct Held {
     c10::Storage storage;  // must not go before it is unpinned
     Unit* unit;

@@ -191,9 +191,13 @@ void Unit::pin(c10::StorageImpl* storage, Use use) {
       throw_if_error(pin.status());
       change_ = std::move(pin).value();
     }
-    if (change) hash_.reset();
+    if (change) {
+      tell_watch(pin_.bytes());
+      hash_.reset();
+    }
     ++pins_;
   } catch (...) {
+    if (pins_ == 0) let_go(storage);
     drop_reference();
     throw;
   }
@@ -204,19 +208,54 @@ void Unit::unpin(c10::StorageImpl* storage) {
     std::lock_guard lock(mutex_);
     if (--pins_ == 0) {
       bool ours = of(storage) == this;
-      bool always = manager_->options().evict_always;
       if (manager_->options().audit && !hash_ && ours) note_content();
-      if (ours && !escaped_) {
-        arm(storage);
-        if (always && stays_) detach(storage);
-      }
-      sentinel_.clear();  // a copy that was made meanwhile is old now
-      pin_ = {};
-      change_ = {};
-      if (always) residency_.evict(state_);
+      let_go(storage);
     }
   }
   drop_reference();
+}
+
+// Nobody has it pinned any more.
+void Unit::let_go(c10::StorageImpl* storage) {
+  bool always = manager_->options().evict_always;
+  if (of(storage) == this && !escaped_) {
+    arm(storage);
+    if (always && stays_) detach(storage);
+  }
+  sentinel_.clear();  // a copy that was made meanwhile is old now
+  pin_ = {};
+  change_ = {};
+  if (always) residency_.evict(state_);
+}
+
+void Unit::watch_edits(std::weak_ptr<EditWatch> watch) {
+  std::lock_guard lock(mutex_);
+  watch_ = std::move(watch);
+}
+
+bool Unit::is_watched_by(const EditWatch* watch) {
+  std::lock_guard lock(mutex_);
+  return watch_.lock().get() == watch;
+}
+
+bool Unit::is_watched() { return !is_watched_by(nullptr); }
+
+bool Unit::escaped() {
+  std::lock_guard lock(mutex_);
+  return escaped_;
+}
+
+void Unit::tell_watch(std::span<std::byte> content) {
+  if (auto watch = watch_.lock()) watch->before_edit(*this, content);
+}
+
+Status Unit::try_tell_watch(std::span<std::byte> content) {
+  try {
+    tell_watch(content);
+  } catch (const std::exception& error) {
+    return Status::error(Code::kOverBudget, error.what());
+  }
+  return {};
 }
 
 void Unit::note_content() {
@@ -246,6 +285,7 @@ void Unit::escape(c10::StorageImpl* storage) {
   }
   Result<Pin> pin = residency_.pin(state_, Use::kChange);
   throw_if_error(pin.status());
+  tell_watch(pin->bytes());
   // Before the pin ends: then the unit may be asked to leave.
   escaped_ = true;
   if (!used_elsewhere(*storage, 0)) for_good_ = true;
@@ -290,6 +330,7 @@ Status Unit::release(c10::StorageImpl* storage) {
     if (of(storage) == this) {
       Result<Pin> pin = residency_.pin(state_, Use::kRead);
       status = pin.status();
+      if (status.ok()) status = try_tell_watch(pin->bytes());
       if (status.ok()) {
         sentinel_.clear();
         storage->clear_materializer();

@@ -21,6 +21,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,15 @@
 namespace zinf {
 
 class Manager;
+class Unit;
+
+// Told before a weight may be changed by others than its optimizer.
+class EditWatch {
+ public:
+  virtual ~EditWatch() = default;
+  // Called with the unit locked and its content in memory.
+  virtual void before_edit(Unit& unit, std::span<std::byte> content) = 0;
+};
 
 // Who uses a storage: tensors and other holders.
 std::size_t uses_of(c10::StorageImpl& storage);
@@ -65,6 +75,13 @@ class Unit final : public FaultServer {
   // Before the content leaves memory; the tier is locked.
   Leave leaving();
 
+  // One at a time: the last one counts.
+  void watch_edits(std::weak_ptr<EditWatch> watch);
+  bool is_watched_by(const EditWatch* watch);
+  bool is_watched();
+  // Somebody may have its address.
+  bool escaped();
+
   void forget();  // the last thing before the end
   void prefetch();
 
@@ -98,6 +115,9 @@ class Unit final : public FaultServer {
   // Whether others than the known tensors, and `ours` here, use the storage.
   bool used_elsewhere(c10::StorageImpl& storage, std::size_t ours);
   void note_content();
+  void let_go(c10::StorageImpl* storage);
+  void tell_watch(std::span<std::byte> content);
+  Status try_tell_watch(std::span<std::byte> content);
 
   const std::shared_ptr<Manager> manager_;
   const c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
@@ -124,6 +144,7 @@ class Unit final : public FaultServer {
   bool escaped_ = false;
   bool for_good_ = false;              // see Note [Raw pointers]
   std::optional<std::uint64_t> hash_;  // of the content, when audited
+  std::weak_ptr<EditWatch> watch_;
 };
 
 }  // namespace zinf

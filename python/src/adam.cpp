@@ -5,10 +5,11 @@
 
 #include <optional>
 #include <string>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "adapters/torch/error.h"
+#include "adapters/torch/split_master.h"
 #include "python/src/bindings.h"
 #include "src/base/strf.h"
 #include "zinf/thread_pool.h"
@@ -58,8 +59,30 @@ std::optional<double> py_adam_update(
   return squares;
 }
 
-using Item = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor,
-                        std::optional<at::Tensor>, std::int64_t>;
+at::Tensor tensor_in(const py::dict& state, const char* name) {
+  return state[name].cast<at::Tensor>();
+}
+
+// A parameter with a gradient, and its part of the optimizer's `state`.
+using Item = std::pair<at::Tensor, py::dict>;
+
+AdamItem item_of(const at::Tensor& parameter, const py::dict& state) {
+  AdamItem item;
+  item.tensors.weight = parameter.detach();
+  item.tensors.grad = parameter.grad();
+  item.tensors.exp_avg = tensor_in(state, "exp_avg");
+  item.tensors.exp_avg_sq = tensor_in(state, "exp_avg_sq");
+  if (state.contains("master")) {
+    py::object master = state["master"];
+    if (py::isinstance<SplitMaster>(master)) {
+      item.split = master.cast<std::shared_ptr<SplitMaster>>();
+    } else {
+      item.tensors.master = master.cast<at::Tensor>();
+    }
+  }
+  item.step = tensor_in(state, "step").item<std::int64_t>() + 1;
+  return item;
+}
 
 void py_adam_update_all(const std::vector<Item>& items, double lr, double beta1,
                         double beta2, double eps, double weight_decay,
@@ -71,11 +94,14 @@ void py_adam_update_all(const std::vector<Item>& items, double lr, double beta1,
                          .weight_decay = weight_decay,
                          .decay = WeightDecay::kDecoupled};
   std::vector<AdamItem> all;
-  for (const auto& [weight, grad, exp_avg, exp_avg_sq, master, step] : items) {
-    all.push_back({{weight, grad, exp_avg, exp_avg_sq, master, {}}, step});
+  std::vector<at::Tensor> steps;
+  for (const auto& [parameter, state] : items) {
+    all.push_back(item_of(parameter, state));
+    steps.push_back(tensor_in(state, "step"));
   }
   py::gil_scoped_release release;
   throw_if_error(adam_update_all(options, inverse_scale, clip, all, pool));
+  for (at::Tensor& step : steps) step.add_(1);
 }
 
 }  // namespace
@@ -89,6 +115,15 @@ void bind_adam(py::module_& module) {
            }),
            py::arg("threads"))
       .def_property_readonly("threads", &ThreadPool::threads);
+
+  py::class_<SplitMaster, std::shared_ptr<SplitMaster>>(
+      module, "SplitMaster",
+      "The float32 master of a bfloat16 weight, as the 16 bits it lacks.")
+      .def(py::init(&SplitMaster::create), py::arg("weight"))
+      .def_static("possible", &SplitMaster::possible)
+      .def("join", py::overload_cast<const at::Tensor&>(&SplitMaster::join),
+           "The master in float32, which it is until the next update.",
+           py::arg("weight"), py::call_guard<py::gil_scoped_release>());
 
   AdamOptions defaults;
   module.def("adam_update", py_adam_update, kUpdateDoc, py::arg("weight"),
@@ -104,8 +139,7 @@ void bind_adam(py::module_& module) {
              py::arg("sum_squares") = false);
 
   module.def("adam_update_all", py_adam_update_all,
-             "AdamW on many tensors; items are (weight, grad, exp_avg, "
-             "exp_avg_sq, master or None, step).",
+             "AdamW on many parameters; items are (parameter, its state).",
              py::arg("items"), py::kw_only(), py::arg("lr"), py::arg("beta1"),
              py::arg("beta2"), py::arg("eps"), py::arg("weight_decay"),
              py::arg("inverse_scale") = 1.0F, py::arg("clip") = 1.0F,

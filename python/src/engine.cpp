@@ -3,6 +3,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -73,7 +74,8 @@ void adopt_parameter(const std::shared_ptr<Manager>& manager,
 }
 
 // All parameters of a model: those that share a storage are known users of it.
-void adopt_parameters(
+// False when some could not be taken.
+bool adopt_parameters(
     const std::shared_ptr<Manager>& manager,
     const std::vector<std::pair<std::string, at::Tensor>>& named) {
   std::unordered_map<const void*, std::size_t> users;
@@ -82,9 +84,12 @@ void adopt_parameters(
                                 : nullptr;
   };
   for (const auto& [name, tensor] : named) ++users[storage_of(tensor)];
+  bool all = true;
   for (const auto& [name, tensor] : named) {
     adopt_parameter(manager, tensor, name, users[storage_of(tensor)], false);
+    all = all && Unit::of(tensor) != nullptr;
   }
+  return all;
 }
 
 py::dict stats_of(Manager& manager) {
@@ -154,7 +159,7 @@ void bind_engine(py::module_& module) {
           "adopt_parameters",
           [](const std::shared_ptr<Manager>& self,
              const std::vector<std::pair<std::string, at::Tensor>>& named) {
-            adopt_parameters(self, named);
+            return adopt_parameters(self, named);
           },
           Released())
       .def(
@@ -180,6 +185,15 @@ void bind_engine(py::module_& module) {
                Unit* unit = Unit::of(tensor);
                return unit == nullptr ? nullptr : unit->manager();
              });
+  module.def("managers_of", [](const std::vector<at::Tensor>& tensors) {
+    std::set<std::shared_ptr<Manager>> managers;  // null for what has none
+    for (const at::Tensor& tensor : tensors) {
+      Unit* unit = Unit::of(tensor);
+      managers.insert(unit == nullptr ? nullptr : unit->manager());
+    }
+    return std::vector<std::shared_ptr<Manager>>(managers.begin(),
+                                                 managers.end());
+  });
   module.def("is_managed", [](const at::Tensor& tensor) {
     return Unit::of(tensor) != nullptr;
   });

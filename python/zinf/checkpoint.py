@@ -114,6 +114,14 @@ def _state_name(index: int, key: str) -> str:
     return f"{key}:{index}" if index else key
 
 
+def tensors_of(parameter: torch.Tensor, state: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state of a parameter, with its master in float32, which it is until the next update."""
+    return {
+        name: value.join(parameter) if isinstance(value, _C.SplitMaster) else value
+        for name, value in state.items()
+    }
+
+
 def _state_tensors(
     models: list[torch.nn.Module], optimizer: torch.optim.Optimizer, index: int
 ) -> list[Named]:
@@ -122,7 +130,7 @@ def _state_tensors(
         (_name_of(names, parameter), _state_name(index, key), value)
         for group in optimizer.param_groups
         for parameter in group["params"]
-        for key, value in optimizer.state.get(parameter, {}).items()
+        for key, value in tensors_of(parameter, optimizer.state.get(parameter, {})).items()
         if key != "step"
     ]
 

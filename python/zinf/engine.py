@@ -57,6 +57,7 @@ class Engine:
         if device_bytes and not torch.accelerator.is_available():
             raise ValueError("device_memory is given, but there is no device: the CPU uses host_memory")
         _constructors.accept_managed()
+        _hook_registrations()
         self._manager = _C.Manager(
             host_bytes=_bytes(host_memory, "host_memory"),
             device_bytes=device_bytes,
@@ -68,6 +69,7 @@ class Engine:
             away_bytes=1 << 20,
         )
         self._closed = False
+        self._stale = True  # there may be parameters that the models did not have before
         self._modules: list[weakref.ref[torch.nn.Module]] = []  # in the order of their coming
         self._released: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         _engines.add(self)
@@ -87,7 +89,6 @@ class Engine:
             ...     model = AnyModel(config)
         """
         self._check_open()
-        _hook_registrations()
         self._manager.begin_init()
         _building.append(self)
         try:
@@ -136,8 +137,10 @@ class Engine:
             if parameter.grad is not None:
                 _C.release(parameter.grad)
             for optimizer in self._optimizers():
-                for value in optimizer.state.get(parameter, {}).values():
-                    if isinstance(value, torch.Tensor):
+                state = optimizer.state.get(parameter)
+                if state:
+                    state.update(checkpoint.tensors_of(parameter, state))
+                    for value in state.values():
                         _C.release(value)
         for module in model.modules():
             self._released.add(module)
@@ -196,21 +199,22 @@ class Engine:
             if any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
         ]
 
-    def _adopt_parameters(self, model: torch.nn.Module) -> None:
+    def _adopt_parameters(self, model: torch.nn.Module) -> bool:
+        """False when one of them could not be taken."""
         named = {
             parameter: f"{prefix}.{name}" if prefix else name
             for prefix, module in model.named_modules()
             if module not in self._released
             for name, parameter in module.named_parameters(recurse=False)
         }
-        self._manager.adopt_parameters([(name, parameter) for parameter, name in named.items()])
+        return self._manager.adopt_parameters([(name, parameter) for parameter, name in named.items()])
 
-    def _refresh(self) -> None:
+    def _refresh(self, all_managed: bool) -> None:
         """Between steps: what has come since, or could not be taken before."""
         if self._closed:
             return
-        for model in self._roots():
-            self._adopt_parameters(model)
+        if self._stale or not all_managed:
+            self._stale = not all([self._adopt_parameters(model) for model in self._roots()])
         self._manager.adopt_offered()
 
 
@@ -229,8 +233,10 @@ def live_optimizers() -> list[torch.optim.Optimizer]:
 def engine_of(tensor: torch.Tensor) -> Engine | None:
     """The engine that manages a tensor."""
     manager = _C.manager_of(tensor)
-    if manager is None:
-        return None
+    return None if manager is None else engine_of_manager(manager)
+
+
+def engine_of_manager(manager: _C.Manager) -> Engine | None:
     return next((engine for engine in _engines if engine._manager is manager), None)
 
 
@@ -259,12 +265,16 @@ def _paths(nvme: Any) -> list[str]:
 @functools.cache
 def _hook_registrations() -> bool:
     def on_parameter(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        for engine in _engines:
+            engine._stale = True
         for engine in _building:
             engine._note_module(module)
             if parameter is not None:
                 engine._manager.adopt_parameter(parameter, f"{type(module).__name__}.{name}")
 
     def on_module(module: torch.nn.Module, name: str, child: torch.nn.Module | None) -> None:
+        for engine in _engines:
+            engine._stale = True
         for engine in _building:
             engine._note_module(module)
 

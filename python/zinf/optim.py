@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from zinf import _C
-from zinf.engine import engine_of, note_optimizer
+from zinf.checkpoint import tensors_of
+from zinf.engine import engine_of, engine_of_manager, note_optimizer
 
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -28,6 +30,8 @@ class AdamW(torch.optim.Optimizer):
 
     max_grad_norm: clip as torch.nn.utils.clip_grad_norm_ does, to the bit for float32 gradients.
     update: "step", when step() is called.
+    master: "split" keeps, of the master of a managed bfloat16 weight, only the 16 bits that the weight lacks;
+        "plain" keeps all 32. The results are the same.
 
     Example:
         >>> optimizer = zinf.AdamW(model.parameters(), lr=3e-4, max_grad_norm=1.0)
@@ -48,9 +52,12 @@ class AdamW(torch.optim.Optimizer):
         weight_decay: float = 1e-2,
         max_grad_norm: float | None = None,
         update: str = "step",
+        master: str = "split",
     ):
         if update != "step":
             raise ValueError(f'update is {update!r}, must be "step"')
+        if master not in ("split", "plain"):
+            raise ValueError(f'master is {master!r}, must be "split" or "plain"')
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm!r}, must be positive")
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
@@ -59,8 +66,26 @@ class AdamW(torch.optim.Optimizer):
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas are {betas!r}, must be in [0, 1)")
         self.max_grad_norm = max_grad_norm
+        self.master = master
         self._failure: str | None = None  # of an update: weights and states do not fit together any more
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        note_optimizer(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        packed = super().state_dict()
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for index, parameter in enumerate(parameters):
+            if index in packed["state"]:
+                packed["state"][index] = tensors_of(parameter, packed["state"][index])
+        return packed
+
+    def __getstate__(self) -> dict[str, Any]:
+        states = {parameter: tensors_of(parameter, state) for parameter, state in self.state.items()}
+        options = {"max_grad_norm": self.max_grad_norm, "master": self.master, "_failure": self._failure}
+        return {**super().__getstate__(), "state": defaultdict(dict, states), **options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
         note_optimizer(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -70,11 +95,13 @@ class AdamW(torch.optim.Optimizer):
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for index, parameter in zip(saved, parameters, strict=True):
             for name, value in state_dict["state"].get(index, {}).items():
-                if name != "step":
+                if name == "master":
+                    self._set_master(parameter, value)
+                elif name != "step":
                     self._set_state(parameter, name, value.detach().to("cpu", torch.float32, copy=True))
             state = self.state[parameter]
             if state and parameter.dtype in _NARROW and "master" not in state:  # of another optimizer
-                self._set_state(parameter, "master", parameter.detach().float().cpu())
+                self._set_master(parameter, parameter)
         self._failure = None
 
     @torch.no_grad()
@@ -103,8 +130,6 @@ class AdamW(torch.optim.Optimizer):
         except Exception as error:
             self._failure = str(error)
             raise
-        for parameter in updated:
-            self.state[parameter]["step"] += 1
         return loss
 
     def _prepare(self, parameters: list[torch.Tensor]) -> None:
@@ -120,20 +145,9 @@ class AdamW(torch.optim.Optimizer):
     def _update_group(
         self, group: dict[str, Any], parameters: list[torch.Tensor], inverse_scale: float, clip: float
     ) -> None:
-        update = functools.partial(self._update, group, inverse_scale, clip)
-        update([self._item(p, p.grad) for p in parameters if p.device.type == "cpu"])
-        for parameter in parameters:  # on a device: one at a time through host memory
-            if parameter.device.type != "cpu":
-                weight = parameter.detach().cpu()
-                update([(weight, *self._item(parameter, parameter.grad.cpu())[1:])])
-                parameter.copy_(weight)
-
-    def _update(
-        self, group: dict[str, Any], inverse_scale: float, clip: float, items: list[tuple[Any, ...]]
-    ) -> None:
         beta1, beta2 = group["betas"]
         _C.adam_update_all(
-            items,
+            [(parameter, self.state[parameter]) for parameter in parameters],
             lr=float(group["lr"]),
             beta1=beta1,
             beta2=beta2,
@@ -145,9 +159,11 @@ class AdamW(torch.optim.Optimizer):
         )
 
     def _refresh(self) -> None:
-        engines = {engine_of(p) for group in self.param_groups for p in group["params"]}
-        for engine in engines - {None}:
-            engine._refresh()
+        managers = _C.managers_of([p for group in self.param_groups for p in group["params"]])
+        for manager in managers:
+            engine = engine_of_manager(manager)
+            if engine is not None:
+                engine._refresh(all_managed=None not in managers)
 
     def _clip_factor(self, grads: list[torch.Tensor], inverse_scale: float) -> float:
         """What clip_grad_norm_ would multiply by: the same operations in the same order."""
@@ -155,14 +171,6 @@ class AdamW(torch.optim.Optimizer):
             return 1.0
         total = torch.nn.utils.get_total_norm(grads) * inverse_scale
         return torch.clamp(self.max_grad_norm / (total + 1e-6), max=1.0).item()
-
-    def _item(self, parameter: torch.Tensor, grad: torch.Tensor) -> tuple[Any, ...]:
-        """What the update of one parameter needs."""
-        if grad.stride() != parameter.stride() or grad.dtype != parameter.dtype:
-            grad = torch.empty_like(parameter, device=grad.device).copy_(grad)
-        state = self.state[parameter]
-        step = int(state["step"].item()) + 1
-        return parameter, grad, state["exp_avg"], state["exp_avg_sq"], state.get("master"), step
 
     def _make_state(self, parameter: torch.Tensor) -> None:
         try:
@@ -172,11 +180,20 @@ class AdamW(torch.optim.Optimizer):
                 )
                 self._set_state(parameter, name, zeros)
             if parameter.dtype in _NARROW:
-                self._set_state(parameter, "master", parameter.detach().float().cpu())
+                self._set_master(parameter, parameter)
             self.state[parameter]["step"] = torch.zeros((), dtype=torch.float32)
         except Exception:
             self.state.pop(parameter, None)  # all or nothing
             raise
+
+    def _set_master(self, parameter: torch.Tensor, value: torch.Tensor) -> None:
+        if self.master == "split" and _C.SplitMaster.possible(parameter):
+            master = _C.SplitMaster(parameter)
+            self.state[parameter]["master"] = master
+            if value is not parameter:
+                master.join(parameter).copy_(value)
+        else:
+            self._set_state(parameter, "master", value.detach().to("cpu", torch.float32, copy=True))
 
     def _set_state(self, parameter: torch.Tensor, name: str, tensor: torch.Tensor) -> None:
         engine = engine_of(parameter)

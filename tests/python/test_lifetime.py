@@ -136,6 +136,23 @@ def _parameters(*models):
     return zip(*(model.parameters() for model in models), strict=True)
 
 
+def test_closed_engine_of_a_model_that_does_not_fit(nvme):
+    with zinf.Engine(host_memory="256KiB", nvme=nvme) as engine:
+        model = born(engine, lambda: nn.Sequential(*[nn.Linear(128, 128) for _ in range(8)]))
+        expected = model[0](torch.ones(1, 128)).detach()
+    touched = {}
+    for name, parameter in model.named_parameters():
+        try:
+            touched[name] = parameter.sum().isfinite().item()
+        except RuntimeError as error:
+            assert "did not fit in memory when its engine was closed" in str(error)
+            touched[name] = None
+    assert set(touched.values()) == {True, None}  # some are plain again, the others raise
+    if touched["0.weight"] and touched["0.bias"]:
+        assert torch.equal(model[0](torch.ones(1, 128)), expected)
+    assert not os.listdir(nvme)
+
+
 def test_optimizer_goes_on_after_close(place):
     engine = zinf.Engine(**place)
     plain, managed = pair(engine)

@@ -171,6 +171,6 @@ def test_states_of_another_optimizer_get_their_master(engine):
     step(model, other, loss=loss)
     optimizer.load_state_dict(other.state_dict())
     step(model, optimizer, loss=loss)
-    state = optimizer.state[model[0].weight]
+    state = optimizer.state_dict()["state"][0]
     assert state["master"].dtype == state["exp_avg"].dtype == torch.float32
     assert torch.allclose(state["master"], model[0].weight.float(), rtol=2**-8)
