@@ -5,7 +5,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import math
+import numbers
 import os
+import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,7 +28,7 @@ _building: list[Engine] = []  # engines whose init() is entered, in any thread
 class Engine:
     """Keeps a model's states where they fit, and brings them where they are used.
 
-    host_memory: budget for states in host memory: bytes, or a text such as "4GB" or "512MiB".
+    host_memory: budget for states in host memory: bytes (4e9), or a text such as "4GB" or "512MiB".
     device_memory: budget for units on the accelerator, where there is one.
     nvme: a directory on a fast disk, or several; a private folder is made there and removed at the end.
     weights, states: "auto", "host" or "nvme": where weights (with their gradients) and optimizer states live.
@@ -43,8 +46,8 @@ class Engine:
 
     def __init__(
         self,
-        host_memory: int | str | None = None,
-        device_memory: int | str | None = None,
+        host_memory: float | str | None = None,
+        device_memory: float | str | None = None,
         nvme: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         weights: str = "auto",
         states: str = "auto",
@@ -240,26 +243,51 @@ def engine_of_manager(manager: _C.Manager) -> Engine | None:
     return next((engine for engine in _engines if engine._manager is manager), None)
 
 
-def _bytes(value: int | str | None, name: str) -> int:
+def _bytes(value: float | str | None, name: str) -> int:
     if value is None:
         return 0
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    if isinstance(value, str):
+        try:
+            size = _C.parse_bytes(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    elif isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f'{name} is {value!r}, must be a number of bytes or a text such as "4GB"')
-    try:
-        size = value if isinstance(value, int) else _C.parse_bytes(value)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+    elif not math.isfinite(value) or value != int(value):
+        raise ValueError(f'{name} is {value!r}, must be a whole number of bytes or a text such as "4GB"')
+    else:
+        size = int(value)
     if size <= 0:
         raise ValueError(f"{name} is {value!r}, must be more than nothing")
+    if size >= 1 << 63:
+        raise ValueError(f"{name} is {value!r}, which is more than any memory")
     return size
 
 
 def _paths(nvme: Any) -> list[str]:
     if nvme is None:
         return []
-    if isinstance(nvme, str | os.PathLike):
-        return [os.fspath(nvme)]
-    return [os.fspath(path) for path in nvme]
+    paths = [nvme] if isinstance(nvme, str | os.PathLike) else list(nvme)
+    for path in paths:
+        _try_directory(path)
+    return [os.fspath(path) for path in paths]
+
+
+def _try_directory(path: str | os.PathLike[str]) -> None:
+    """The private folder is made when it is needed first, hours later perhaps: so it is tried now."""
+    if not os.path.isdir(path):
+        problem = "is not a directory" if os.path.exists(path) else "does not exist"
+    else:
+        try:
+            with tempfile.TemporaryDirectory(prefix="zinf-probe-", dir=path) as folder:
+                with open(os.path.join(folder, "file"), "wb") as file:
+                    file.write(b"x")
+            return
+        except OSError as error:
+            problem = f"takes no files ({error.strerror})"
+    raise ValueError(
+        f'nvme path "{os.fspath(path)}" {problem}: name a directory on a disk, with leave to write'
+    )
 
 
 @functools.cache

@@ -1,7 +1,10 @@
 """The engine's own calls: save and load, statistics, and what wrong arguments say."""
 
 import copy
+import os
+import tempfile
 
+import numpy as np
 import pytest
 import torch
 import zinf
@@ -176,7 +179,13 @@ WRONG_ENGINES = [
     ({"weights": "nvme"}, "nvme"),
     ({"states": "nvme"}, "nvme"),
     ({"host_memory": "four apples"}, "host_memory.*four apples"),
-    ({"host_memory": -1}, "host_memory"),
+    ({"host_memory": -1}, "host_memory.*more than nothing"),
+    ({"host_memory": -1e9}, "host_memory.*more than nothing"),
+    ({"host_memory": 0.5}, "host_memory.*whole number"),
+    ({"host_memory": float("nan")}, "host_memory is nan.*whole number"),
+    ({"host_memory": float("inf")}, "host_memory is inf.*whole number"),
+    ({"host_memory": 1e30}, "host_memory.*more than any memory"),
+    ({"host_memory": True}, "host_memory is True"),
     ({"device_memory": "lots"}, "device_memory.*lots"),
 ]
 
@@ -187,11 +196,44 @@ def test_wrong_arguments_of_the_engine(options, text):
         zinf.Engine(**options)
 
 
+@pytest.mark.parametrize("size", [65536, 65536.0, np.int64(65536), np.float32(65536), "64KiB"], ids=repr)
+def test_a_budget_may_be_any_whole_number(size):
+    with zinf.Engine(host_memory=size) as engine:
+        with pytest.raises(RuntimeError, match="of 64 KiB"):
+            engine.adopt(build_net())
+
+
 def test_nvme_path_that_is_no_directory(tmp_path):
     (tmp_path / "file").write_text("")
-    for name in ("absent", "file"):
-        with pytest.raises((OSError, ValueError, RuntimeError), match=name):
-            zinf.Engine(nvme=str(tmp_path / name / "below"), weights="nvme")
+    for name, problem in (("absent", "does not exist"), ("file", "is not a directory")):
+        with pytest.raises(ValueError, match=f"nvme path.*{name}.*{problem}.*name a directory"):
+            zinf.Engine(nvme=tmp_path / name)
+        with pytest.raises(ValueError, match=name):
+            zinf.Engine(nvme=[tmp_path, tmp_path / name / "below"], weights="nvme")
+
+
+def test_nvme_path_that_takes_no_files():
+    with pytest.raises(ValueError, match='nvme path "/proc" takes no files.*name a directory'):
+        zinf.Engine(nvme="/proc")
+
+
+def test_nvme_path_without_leave_to_write():
+    directory = tempfile.mkdtemp()  # everybody may look into its parent
+    os.chmod(directory, 0o555)
+    user = os.geteuid()
+    try:
+        if user == 0:
+            os.seteuid(65534)  # root may write anywhere
+        with pytest.raises(ValueError, match=rf"{directory}\" takes no files \(Permission denied\)"):
+            zinf.Engine(nvme=directory)
+    finally:
+        os.seteuid(user)
+        os.rmdir(directory)
+
+
+def test_trying_the_nvme_path_leaves_nothing(tmp_path):
+    with zinf.Engine(nvme=tmp_path):
+        assert os.listdir(tmp_path) == []
 
 
 def test_unknown_arguments_of_the_engine():
