@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import os
 import pickle
 import random
 from typing import Any
@@ -26,24 +28,18 @@ def save(
         "numpy_rng": _numpy_rng(),
         "extra": extra,
     }
-    buffer = io.BytesIO()
-    torch.save(meta, buffer)
-    _read_meta(buffer.getvalue())  # what could not be loaded is refused now
+    data = _encode_meta(meta)
     tensors = _model_tensors(models)
     for index, optimizer in enumerate(optimizers):
         tensors += _state_tensors(models, optimizer, index)
     step = max((step for of in steps for step in of.values()), default=0)
-    _C.save_tensors(path, tensors, step, buffer.getvalue())
+    _C.save_tensors(path, tensors, step, data)
 
 
 def load(
     path: str, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]
 ) -> tuple[int, Any]:
-    reader = _C.TensorReader(path)
-    data = reader.extra()
-    if not data:
-        raise ValueError(f"{path} is no checkpoint of an engine, or damaged: see zinf checkpoint verify")
-    meta = _read_meta(data)
+    reader, meta = _open(path)
     if len(meta["groups"]) != len(optimizers):
         raise ValueError(
             f"{path} was saved with {len(meta['groups'])} optimizers, there are {len(optimizers)}"
@@ -76,14 +72,107 @@ def load(
     return reader.step, meta["extra"]
 
 
-def _read_meta(data: bytes) -> dict[str, Any]:
+def load_weights(
+    path: str, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]
+) -> tuple[int, Any]:
+    """Weights and buffers alone: what the optimizers have stays."""
+    reader, meta = _open(path)
+    tensors = _model_tensors(models)
+    for named in tensors:
+        reader.check(*named)
+    failures = [optimizer._failure for optimizer in optimizers]
+    for optimizer in optimizers:  # until all is read
+        optimizer._failure = f"engine.load({path!r}) was not finished"
+    for named in tensors:
+        reader.read(*named)
+    for optimizer, failure in zip(optimizers, failures, strict=True):
+        optimizer._failure = failure
+    return reader.step, meta["extra"]
+
+
+def _open(path: str) -> tuple[_C.TensorReader, dict[str, Any]]:
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"load: {path} does not exist: name a directory that engine.save() has made")
+    if not os.path.isfile(os.path.join(path, "volume.zinf")):
+        raise ValueError(f"load: {path} is no checkpoint (it has no volume.zinf): {_hint(path)}")
     try:
-        return torch.load(io.BytesIO(data), weights_only=True)
+        reader = _C.TensorReader(path)
+        data = reader.extra()
+    except RuntimeError as error:
+        raise RuntimeError(f"load: {path} is no whole checkpoint: {error}") from None
+    if not data:
+        raise ValueError(f"{path} is no checkpoint of an engine, or damaged: see zinf checkpoint verify")
+    try:
+        return reader, _decode(data)
     except pickle.UnpicklingError as error:
-        raise ValueError(
-            "extra and parameter groups may hold tensors, numbers, texts, lists, tuples and dictionaries: "
-            f"{str(error).splitlines()[0]}"
-        ) from None
+        raise ValueError(f"load: {path} has an extra of types that are not known here") from error
+
+
+def _hint(path: str) -> str:
+    """What else to name than `path`."""
+    inside = [] if not os.path.isdir(path) else sorted(os.listdir(path))
+    inside = [name for name in inside if os.path.isfile(os.path.join(path, name, "volume.zinf"))]
+    if not inside:
+        return "name a directory that engine.save() has made"
+    return f"name one of those in it, such as {os.path.join(path, inside[-1])}"
+
+
+def _encode_meta(meta: dict[str, Any]) -> bytes:
+    """What could not be loaded again is refused now."""
+    for key, name in (("extra", "extra"), ("groups", "parameter groups")):
+        if not _can_be_stored(meta[key]):
+            where, value = _bad_part(meta[key], name)
+            raise ValueError(
+                f"save: {where} is of type {type(value).__name__}, which cannot be stored: extra and "
+                "parameter groups may hold tensors, numbers, texts, None, numpy's numbers and arrays of "
+                "numbers, and lists, tuples and dictionaries of these"
+            )
+    return _encode(meta)
+
+
+def _can_be_stored(value: Any) -> bool:
+    try:
+        _decode(_encode(value))
+    except Exception:  # a value's own code may raise anything
+        return False
+    return True
+
+
+def _bad_part(value: Any, name: str) -> tuple[str, Any]:
+    """The name and value of the innermost part that cannot be stored."""
+    parts: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        parts += [(f"the key {key!r} of {name}", key) for key in value]
+        parts += [(f"{name}[{key!r}]", part) for key, part in value.items()]
+    elif isinstance(value, list | tuple):
+        parts += [(f"{name}[{index}]", part) for index, part in enumerate(value)]
+    for inner, part in parts:
+        if not _can_be_stored(part):
+            return _bad_part(part, inner)
+    return name, value
+
+
+def _encode(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _decode(data: bytes) -> Any:
+    with torch.serialization.safe_globals(_more_types()):
+        return torch.load(io.BytesIO(data), weights_only=True)
+
+
+@functools.cache
+def _more_types() -> list[Any]:
+    """What torch.load() must know to read b"", and numpy's numbers and arrays of numbers."""
+    try:
+        import numpy
+    except ImportError:
+        return [bytes]
+    codes = "?" + numpy.typecodes["AllInteger"] + numpy.typecodes["AllFloat"]
+    makers = [numpy.zeros(1).__reduce__()[0], numpy.float64(0).__reduce__()[0]]
+    return [bytes, numpy.ndarray, numpy.dtype, *makers, *{type(numpy.dtype(code)) for code in codes}]
 
 
 def _names(models: list[torch.nn.Module]) -> dict[torch.Tensor, str]:

@@ -169,14 +169,32 @@ class Engine:
         return self._manager.stats()
 
     def save(self, path: str | os.PathLike[str], extra: Any = None) -> None:
-        """Writes weights, buffers, optimizer states, RNG states and `extra` to a new directory."""
+        """Writes weights, buffers, optimizer states, RNG states and `extra` to a new directory.
+
+        extra: tensors, numbers, texts, None, numpy's numbers and arrays of numbers; lists, tuples and
+        dictionaries of these.
+
+        Example:
+            >>> engine.save("run/step-100", extra={"epoch": 3})
+        """
         self._check_open()
         checkpoint.save(os.fspath(path), self._roots(), self._optimizers(), extra)
 
-    def load(self, path: str | os.PathLike[str]) -> tuple[int, Any]:
-        """Brings back what save() has written, into the same models; returns (step, extra)."""
+    def load(self, path: str | os.PathLike[str], only: str | None = None) -> tuple[int, Any]:
+        """Brings back what save() has written, into the same models; returns (step, extra).
+
+        only: "weights" for weights and buffers alone: optimizers and random states stay as they are, and
+        need not be those that were saved.
+
+        Example:
+            >>> step, extra = engine.load("run/step-100")
+            >>> engine.load("run/step-100", only="weights")  # to go on with another optimizer
+        """
         self._check_open()
-        return checkpoint.load(os.fspath(path), self._roots(), self._optimizers())
+        if only not in (None, "weights"):
+            raise ValueError(f'only is {only!r}, must be "weights" or None')
+        load = checkpoint.load if only is None else checkpoint.load_weights
+        return load(os.fspath(path), self._roots(), self._optimizers())
 
     def _check_open(self) -> None:
         if self._closed:

@@ -1,8 +1,10 @@
 """The engine's own calls: save and load, statistics, and what wrong arguments say."""
 
+import argparse
 import copy
 import os
 import tempfile
+import threading
 
 import numpy as np
 import pytest
@@ -124,13 +126,111 @@ def test_saving_does_not_disturb_training(engine, tmp_path):
 
 def test_load_of_nothing(engine, tmp_path):
     plain, managed = pair(engine)
-    with pytest.raises((OSError, RuntimeError), match="missing"):
+    with pytest.raises(FileNotFoundError, match="missing does not exist: name a directory.*save"):
         engine.load(tmp_path / "missing")
-    (tmp_path / "junk").mkdir()
-    (tmp_path / "junk" / "data").write_bytes(b"no checkpoint" * 1000)
-    with pytest.raises((OSError, RuntimeError, ValueError), match="junk"):
-        engine.load(tmp_path / "junk")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "data").write_bytes(b"no checkpoint" * 1000)
+    for path in (tmp_path / "run", tmp_path / "run" / "data"):
+        with pytest.raises(ValueError, match=f"{path} is no checkpoint.*volume.zinf.*save"):
+            engine.load(path)
+    engine.save(tmp_path / "run" / "step-1")
+    with pytest.raises(ValueError, match="run is no checkpoint.*name one of those in it.*step-1"):
+        engine.load(tmp_path / "run")
+    (tmp_path / "run" / "step-1" / "volume.zinf").write_bytes(b"no checkpoint" * 1000)
+    with pytest.raises(RuntimeError, match="step-1 is no whole checkpoint"):
+        engine.load(tmp_path / "run" / "step-1")
     assert_same_model(managed, plain)
+
+
+def test_load_of_the_weights_alone(engine, tmp_path):
+    managed = born(engine, build_noisy)
+    optimizer = zinf.AdamW(managed.parameters(), lr=LR)
+    train(managed, optimizer, range(2))
+    engine.save(tmp_path / "step-2", extra=EXTRA)
+    saved = copy.deepcopy(managed.state_dict())
+    train(managed, optimizer, range(2, 4))
+    states = copy.deepcopy(optimizer.state_dict())
+    random = torch.get_rng_state()
+
+    assert engine.load(tmp_path / "step-2", only="weights") == (2, EXTRA)
+    assert all(same(managed.state_dict()[name], value) for name, value in saved.items())
+    assert torch.equal(torch.get_rng_state(), random)
+    now = optimizer.state_dict()
+    assert now["param_groups"] == states["param_groups"]
+    for index, state in states["state"].items():
+        assert all(same(now["state"][index][name], value) for name, value in state.items())
+    train(managed, optimizer, range(1))
+
+
+@pytest.mark.parametrize("optimizer", [None, "other groups", "torch"])
+def test_weights_are_loaded_whatever_the_optimizer(place, optimizer, tmp_path, tmp_path_factory):
+    with zinf.Engine(**place) as engine:
+        managed = born(engine, build_noisy)
+        train(managed, zinf.AdamW(managed.parameters(), lr=LR), range(2))
+        engine.save(tmp_path / "step-2")
+        saved = copy.deepcopy(managed.state_dict())
+    with zinf.Engine(**{**place, "nvme": tmp_path_factory.mktemp("other")}) as engine:
+        other = born(engine, build_noisy, seed=5)
+        if optimizer == "other groups":
+            kept = zinf.AdamW([{"params": [p]} for p in other.parameters()], lr=LR)
+        elif optimizer == "torch":
+            kept = torch.optim.SGD(other.parameters(), lr=LR)
+        else:
+            kept = None
+        engine.load(tmp_path / "step-2", only="weights")
+        assert all(same(other.state_dict()[name], value) for name, value in saved.items())
+        if kept is not None:
+            train(other, kept, range(1))
+
+
+def test_load_of_something_unknown_alone(engine, tmp_path):
+    born(engine)
+    engine.save(tmp_path / "one")
+    with pytest.raises(ValueError, match="only is 'states', must be"):
+        engine.load(tmp_path / "one", only="states")
+
+
+def test_extra_keeps_numbers_of_numpy(engine, tmp_path):
+    born(engine)
+    extra = {
+        "loss": np.float32(0.1),
+        "count": np.int64(7),
+        "done": np.bool_(True),
+        "curve": np.arange(6, dtype=np.int16).reshape(2, 3).T,
+        "none": np.empty(0, dtype=np.float64),
+        "raw": b"",
+    }
+    engine.save(tmp_path / "one", extra=extra)
+    loaded = engine.load(tmp_path / "one")[1]
+    assert loaded.keys() == extra.keys()
+    for name, value in extra.items():
+        assert type(loaded[name]) is type(value)
+        assert np.array_equal(loaded[name], value)
+
+
+UNSTORABLE = [
+    (lambda: 0, r"extra is of type function"),
+    ({"log": [1, lambda: 0]}, r"extra\['log'\]\[1\] is of type function"),
+    ({"a": {"b": ({}, threading.Lock())}}, r"extra\['a'\]\['b'\]\[1\] is of type lock"),
+    ({"fine": 1, "names": np.array(["a"])}, r"extra\['names'\] is of type ndarray"),
+    ({"fine": 1, argparse.ArgumentParser: 2}, r"the key .* of extra is of type type"),
+]
+
+
+@pytest.mark.parametrize(("extra", "text"), UNSTORABLE, ids=[text for _, text in UNSTORABLE])
+def test_the_part_of_extra_that_cannot_be_stored_is_told(engine, tmp_path, extra, text):
+    born(engine)
+    with pytest.raises(ValueError, match=f"save: {text}.*may hold tensors, numbers"):
+        engine.save(tmp_path / "bad", extra=extra)
+    assert not (tmp_path / "bad").exists()
+
+
+def test_a_parameter_group_that_cannot_be_stored_is_told(engine, tmp_path):
+    model = born(engine)
+    optimizer = zinf.AdamW(model.parameters(), lr=LR)
+    optimizer.param_groups[0]["schedule"] = lambda step: LR
+    with pytest.raises(ValueError, match=r"parameter groups\[0\]\[0\]\['schedule'\] is of type function"):
+        engine.save(tmp_path / "bad")
 
 
 def test_load_into_another_model(place, tmp_path, tmp_path_factory):
