@@ -1,5 +1,7 @@
 #include "src/base/json.h"
 
+#include <array>
+#include <charconv>
 #include <cmath>
 
 #include "src/base/strf.h"
@@ -83,7 +85,10 @@ JsonObject& JsonObject::add(std::string_view name, std::uint64_t value) {
 }
 
 JsonObject& JsonObject::add(std::string_view name, double value) {
-  return add_raw(name, std::isfinite(value) ? strf("%.9g", value) : "null");
+  if (!std::isfinite(value)) return add_raw(name, "null");
+  std::array<char, 32> text{};  // the shortest that reads back as `value`
+  auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
+  return add_raw(name, std::string(text.data(), end));
 }
 
 JsonObject& JsonObject::add(std::string_view name,

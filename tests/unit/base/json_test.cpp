@@ -25,6 +25,14 @@ TEST(Json, WritesMembersInTheirOrder) {
             R"("list": [{"x": 1.5}, {"x": 1.5}]})");
 }
 
+TEST(Json, GivesNumbersInFull) {
+  for (double number : {1763273412.1234567, 0.1, 1e300, -5e-324}) {
+    std::string json = JsonObject().add("x", number).text();
+    EXPECT_EQ(nlohmann::json::parse(json)["x"].get<double>(), number) << json;
+  }
+  EXPECT_EQ(JsonObject().add("x", 0.1).text(), R"({"x": 0.1})");
+}
+
 TEST(Json, ReplacesWhatIsNotUtf8) {
   EXPECT_EQ(json_quoted("a\xff"
                         "b\xc3"),
