@@ -140,9 +140,9 @@ struct VersionInfo {
   std::int64_t created_ns = 0;     // since 1970
   bool recent = false;             // one of the last two commits
   std::vector<std::string> names;  // under which it is kept
-  std::uint64_t num_states = 0;    // with content
-  std::uint64_t bytes = 0;
-  Status damage;  // why its table cannot be read, or ok
+  std::uint64_t num_states = 0;    // with content, without the extra
+  std::uint64_t bytes = 0;         // with the extra
+  Status damage;                   // why its table cannot be read, or ok
 
   std::string label() const;  // "step 12 (a, b)", for people
 };
@@ -292,7 +292,8 @@ class Store {
 
   // One of the two superblocks could not be read when the store was opened: a
   // crash in the middle of a commit leaves that, and so does a bad disk, which
-  // may have taken the newest commit or name with it.
+  // may have taken the newest commit or name with it. Or, with Access::kRead, a
+  // file is shorter than it was made.
   Status damage() const;
 
   // Reads every block of every version and compares checksums; damage() is in

@@ -161,7 +161,7 @@ Result<Version> StoreImpl::write_table(std::uint64_t step) {
     for (std::size_t i = 0; i < table->size(); ++i) {
       Entry& entry = (*table)[i];
       entry.defined = states_[i].defined;
-      version.info.num_states += entry.present ? 1 : 0;
+      if (i != 0 && entry.present) ++version.info.num_states;  // 0: the extra
       version.info.bytes += entry.bytes;
     }
     record = record_of(*table);

@@ -75,7 +75,9 @@ Status StoreImpl::recover() {
   slot_ = 1 - found[used].slot;
   found_.clear();
 
+  Status sizes = shared_->volumes->check_sizes(superblock_.capacity);
   MutexLock lock(mutex_);
+  damage_ = sizes;
   if (written) {
     damage_ = Status::error(
         Code::kCorrupt,

@@ -196,8 +196,8 @@ class StoreImpl {
   Table working_ ZINF_GUARDED_BY(mutex_);
   std::uint64_t base_ ZINF_GUARDED_BY(mutex_) = 0;  // version it came from
   std::string base_label_ ZINF_GUARDED_BY(mutex_) = "none";
-  Status working_error_ ZINF_GUARDED_BY(mutex_);  // a sync that failed
-  Status damage_ ZINF_GUARDED_BY(mutex_);  // of a superblock, when opened
+  Status working_error_ ZINF_GUARDED_BY(mutex_);           // a sync that failed
+  Status damage_ ZINF_GUARDED_BY(mutex_);                  // when it was opened
   std::vector<Version> versions_ ZINF_GUARDED_BY(mutex_);  // oldest first
 };
 

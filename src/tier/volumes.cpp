@@ -84,6 +84,13 @@ bool split(std::uint64_t bytes, std::span<const double> weights,
 
 }  // namespace
 
+Volumes::Volumes(const StoreOptions& options)
+    : on_disk_(options.io.backend != io::Backend::kMemory),
+      advice_(options.durability.once ? "free space or save elsewhere"
+              : options.kept == 0
+                  ? "free space or name more paths"
+                  : "free space, name more paths or keep fewer versions") {}
+
 PageBuffer::PageBuffer(std::size_t bytes)
     : bytes_(align_up(std::max<std::size_t>(bytes, 1), kUnit)),
       data_(static_cast<std::byte*>(std::aligned_alloc(kUnit, bytes_))) {
@@ -226,9 +233,7 @@ Result<std::vector<std::uint64_t>> Volumes::share_out(
                  volumes_[i].directory.c_str(), format_bytes(sizes[i]).c_str(),
                  format_bytes(room[i]).c_str());
   }
-  return Status::error(
-      Code::kNoSpace,
-      text + "; free space, name more paths or keep fewer versions");
+  return Status::error(Code::kNoSpace, text + "; " + advice_);
 }
 
 Result<Capacity> Volumes::grown(const Capacity& now, std::uint64_t state_bytes,

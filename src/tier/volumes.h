@@ -94,8 +94,7 @@ class Volumes {
     double weight = 0;
   };
 
-  explicit Volumes(const StoreOptions& options)
-      : on_disk_(options.io.backend != io::Backend::kMemory) {}
+  explicit Volumes(const StoreOptions& options);
 
   Status make_io(const StoreOptions& options, const StorePath& path,
                  Volume& volume);
@@ -113,6 +112,7 @@ class Volumes {
   Status note_inodes();
 
   const bool on_disk_;
+  const char* const advice_;  // for whom a disk is too small
   std::vector<Volume> volumes_;
   VolumeHeader header_;
   std::vector<double> weights_;

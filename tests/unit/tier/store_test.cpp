@@ -381,11 +381,56 @@ TEST_F(StoreTest, ADiskTooSmallIsRefusedWithWhatEachPathNeedsAndHas) {
   EXPECT_EQ(refused.code(), Code::kNoSpace);
   EXPECT_NE(refused.text().find("/a: "), std::string::npos) << refused.text();
   EXPECT_NE(refused.text().find("1 MiB found"), std::string::npos);
+  EXPECT_NE(refused.text().find("name more paths or keep fewer versions"),
+            std::string::npos);
   EXPECT_TRUE(std::filesystem::is_empty(dir_.path()));
   with.state_bytes = std::uint64_t{1} << 50;
   with.paths = {{.path = dir_.file("a")}};
   EXPECT_EQ(Store::create(with).status().code(), Code::kNoSpace);
   EXPECT_TRUE(std::filesystem::is_empty(dir_.path()));
+}
+
+// As engine.save() makes one.
+TEST_F(StoreTest, ASaveThatDoesNotFitIsToldWhatItCanDo) {
+  StoreOptions with = on_disk();
+  with.durability = Durability::written_once();
+  with.paths = {{.path = dir_.file("step-1"), .limit_bytes = kMiB}};
+  with.state_bytes = 4 * kMiB;
+  std::string text = Store::create(with).status().text();
+  for (const char* part :
+       {"the store needs 4", "/step-1: ", " MiB needed, 1 MiB found",
+        "; free space or save elsewhere"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+  EXPECT_EQ(text.find("paths"), std::string::npos) << text;
+}
+
+TEST_F(StoreTest, TheExtraIsNotCountedAmongTheStatesOfAVersion) {
+  auto store = made(Store::create(options()));
+  StateId a = define(*store, "a", 4096);
+  ASSERT_TRUE(put(*store, a, 4096, 1).ok());
+  Buffer extra(100, 2);
+  ASSERT_TRUE(store->set_extra(extra.span()).ok());
+  ASSERT_TRUE(store->commit(1).ok());
+  VersionInfo version = store->versions().back();
+  EXPECT_EQ(version.num_states, store->contents(version.id)->size());
+  EXPECT_EQ(version.bytes, 4096u + 100u);
+}
+
+TEST_F(StoreTest, AReaderIsToldThatAFileIsTruncated) {
+  auto store = made(Store::create(on_disk()));
+  StateId a = define(*store, "a", kMiB);
+  ASSERT_TRUE(put(*store, a, kMiB, 1).ok());
+  ASSERT_TRUE(store->commit(1).ok());
+  store.reset();
+  std::string file = dir_.file("run/volume.zinf");
+  std::filesystem::resize_file(file, std::filesystem::file_size(file) - 4096);
+  StoreOptions reader = on_disk();
+  reader.access = Access::kRead;
+  Status damage = made(Store::open(reader))->damage();
+  EXPECT_EQ(damage.code(), Code::kCorrupt);
+  EXPECT_NE(damage.text().find("volume.zinf is truncated"), std::string::npos)
+      << damage.text();
 }
 
 TEST_F(StoreTest, APathWithoutRoomForItsShareLeavesTheRestToTheOthers) {
