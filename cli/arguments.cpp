@@ -91,7 +91,8 @@ CLI::App* add_checkpoint_command(
     const std::shared_ptr<CheckpointArguments>& args, CheckpointRun run) {
   CLI::App* app = parent.add_subcommand(name, help);
   app->add_option("directory", args->directories,
-                  "A run directory (all of them when there are several paths)")
+                  "A store (all of its directories when it has several "
+                  "paths), or a folder with stores in it")
       ->required()
       ->type_name("DIR");
   app->callback(

@@ -1,10 +1,12 @@
 // zinf checkpoint: what is in a store, whether it is whole, and removing what
 // nobody uses.
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -47,6 +49,45 @@ std::string time_text(std::int64_t created_ns) {
   return text.data();
 }
 
+// The directories of one store each. DIR may be a folder with stores in it.
+struct Named {
+  bool folder = false;
+  std::vector<std::vector<std::string>> stores;
+};
+
+Named named_by(const std::vector<std::string>& directories) {
+  if (directories.size() > 1) return {.stores = {directories}};
+  std::vector<FoundStore> found = find_stores(directories[0]);
+  bool itself = std::any_of(
+      found.begin(), found.end(),
+      [&](const FoundStore& one) { return one.path == directories[0]; });
+  if (itself || found.empty()) return {.stores = {directories}};
+  Named named{.folder = true, .stores = {}};
+  for (const FoundStore& one : found) named.stores.push_back({one.path});
+  return named;
+}
+
+// Does it with every store, whatever becomes of others; says which failed, on
+// standard output unless that is `json`.
+Status for_each_store(
+    const Named& named, const CheckpointArguments& args,
+    const std::function<Status(const std::vector<std::string>&)>& action) {
+  if (!named.folder) return action(named.stores[0]);
+  std::size_t failed = 0;
+  for (const std::vector<std::string>& store : named.stores) {
+    Status status = action(store);
+    if (status.ok()) continue;
+    ++failed;
+    if (!args.json) {
+      std::printf("%s failed: %s\n", store[0].c_str(), status.text().c_str());
+    }
+  }
+  if (failed == 0) return {};
+  return Status::error(Code::kCorrupt,
+                       strf("%zu of the %zu stores in %s failed", failed,
+                            named.stores.size(), args.directories[0].c_str()));
+}
+
 std::string joined(const std::vector<std::string>& names) {
   std::string text;
   for (const std::string& name : names)
@@ -84,6 +125,34 @@ JsonObject json_of(const VersionInfo& version, Store& store) {
   return json;
 }
 
+JsonObject json_of(Store& store, int owner) {
+  StoreStats stats = store.stats();
+  std::vector<JsonObject> versions;
+  for (const VersionInfo& version : store.versions()) {
+    versions.push_back(json_of(version, store));
+  }
+  JsonObject json;
+  json.add("paths", store.paths())
+      .add("owner", owner)
+      .add("block", std::uint64_t{store.block_bytes()})
+      .add("state_bytes", stats.state_bytes)
+      .add("num_states", stats.num_states)
+      .add("capacity", stats.capacity_bytes)
+      .add("free", stats.free_bytes)
+      .add("damage", store.damage().ok() ? "" : store.damage().text())
+      .add("versions", versions);
+  return json;
+}
+
+// Of the store, or of the first version that has any.
+Status damage_of(Store& store) {
+  ZINF_TRY(store.damage());
+  for (const VersionInfo& version : store.versions()) {
+    ZINF_TRY(version.damage.in("version " + version.label()));
+  }
+  return {};
+}
+
 void print_store(Store& store, int owner) {
   StoreStats stats = store.stats();
   std::printf(
@@ -115,37 +184,31 @@ void print_store(Store& store, int owner) {
   }
 }
 
-}  // namespace
-
-Status run_inspect(const CheckpointArguments& args) {
-  ZINF_ASSIGN(auto store,
-              Store::open(options_for(args.directories, Access::kRead)));
-  int owner = owner_of(args.directories[0]);
-  if (!args.json) {
-    print_store(*store, owner);
-    return {};
+// Prints what the store holds, or writes it into `json`. Damage is a failure.
+Status inspect(const std::vector<std::string>& directories, JsonObject* json) {
+  auto opened = Store::open(options_for(directories, Access::kRead));
+  if (!opened.ok()) {
+    if (json != nullptr) {
+      json->add("paths", directories).add("error", opened.status().text());
+    }
+    return opened.status();
   }
-  StoreStats stats = store->stats();
-  std::vector<JsonObject> versions;
-  for (const VersionInfo& version : store->versions()) {
-    versions.push_back(json_of(version, *store));
+  Store& store = **opened;
+  int owner = owner_of(directories[0]);
+  if (json != nullptr) {
+    *json = json_of(store, owner);
+  } else {
+    print_store(store, owner);
   }
-  JsonObject json;
-  json.add("paths", store->paths())
-      .add("owner", owner)
-      .add("block", std::uint64_t{store->block_bytes()})
-      .add("state_bytes", stats.state_bytes)
-      .add("num_states", stats.num_states)
-      .add("capacity", stats.capacity_bytes)
-      .add("free", stats.free_bytes)
-      .add("versions", versions);
-  std::printf("%s\n", json.text().c_str());
-  return {};
+  Status damage = damage_of(store);
+  if (damage.ok() || owner == 0) return damage;
+  return damage.in(
+      strf("process %d uses the store; if this stays, it is damaged", owner));
 }
 
-Status run_verify(const CheckpointArguments& args) {
+Status verify(const std::vector<std::string>& directories) {
   ZINF_ASSIGN(auto store,
-              Store::open(options_for(args.directories, Access::kWrite)));
+              Store::open(options_for(directories, Access::kWrite)));
   std::vector<Damage> damages;
   std::uint64_t bytes = 0;
   {
@@ -168,9 +231,9 @@ Status run_verify(const CheckpointArguments& args) {
                              "or a run that has not committed");
   }
   if (damages.empty()) {
-    std::printf("%s: %zu versions, %s read, every checksum is right\n",
+    std::printf("%s: %zu version%s, %s read, every checksum is right\n",
                 joined(store->paths()).c_str(), versions,
-                format_bytes(bytes).c_str());
+                versions == 1 ? "" : "s", format_bytes(bytes).c_str());
     return {};
   }
   for (std::size_t i = 0; i < damages.size() && i < kMostDamages; ++i) {
@@ -184,6 +247,29 @@ Status run_verify(const CheckpointArguments& args) {
       strf("%s: %zu of the blocks and tables in %zu versions "
            "are damaged",
            joined(store->paths()).c_str(), damages.size(), versions));
+}
+
+}  // namespace
+
+Status run_inspect(const CheckpointArguments& args) {
+  Named named = named_by(args.directories);
+  std::vector<JsonObject> reports;
+  Status status = for_each_store(
+      named, args, [&](const std::vector<std::string>& directories) {
+        if (!args.json && &directories != &named.stores[0]) std::puts("");
+        return inspect(directories,
+                       args.json ? &reports.emplace_back() : nullptr);
+      });
+  if (args.json) {
+    JsonObject json =
+        named.folder ? JsonObject().add("stores", reports) : reports[0];
+    std::printf("%s\n", json.text().c_str());
+  }
+  return status;
+}
+
+Status run_verify(const CheckpointArguments& args) {
+  return for_each_store(named_by(args.directories), args, verify);
 }
 
 std::string precious(const FoundStore& found) {

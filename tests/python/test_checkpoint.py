@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -86,10 +87,58 @@ def test_inspect_looks_into_a_store_in_use(held, tmp_path):
 def test_an_empty_store_and_no_store(tmp_path):
     make_store("--steps", 0, tmp_path / "run")
     assert "no version was committed" in zinf("checkpoint", "inspect", tmp_path / "run").stdout
+    (tmp_path / "nothing").mkdir()
+    for command in ("inspect", "verify"):
+        run = zinf("checkpoint", command, tmp_path / "nothing")
+        assert run.returncode == 1
+        assert "volume.zinf" in run.stderr
+
+
+def test_a_folder_of_stores_is_told_store_by_store(tmp_path):
+    for name in ("step-1", "step-2", "deep/step-3"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        make_store("--steps", 1, tmp_path / name)
+    paths = [str(tmp_path / name) for name in ("deep/step-3", "step-1", "step-2")]
+
+    inspect = zinf("checkpoint", "inspect", tmp_path)
+    assert inspect.returncode == 0, inspect.stderr
+    assert [line.split(": ")[0] for line in inspect.stdout.splitlines() if "not in use" in line] == paths
+    report = json.loads(zinf("checkpoint", "inspect", tmp_path, "--json").stdout)
+    assert [store["paths"] for store in report["stores"]] == [[path] for path in paths]
+    assert all(len(store["versions"]) == 1 for store in report["stores"])
+    verify = zinf("checkpoint", "verify", tmp_path)
+    assert verify.returncode == 0, verify.stderr
+    assert [line.split(": 1 version, ")[0] for line in verify.stdout.splitlines()] == paths
+
+    for slot in (1, 2):
+        flip(tmp_path / "step-1/volume.zinf", slot * 4096 + 40)
     for command in ("inspect", "verify"):
         run = zinf("checkpoint", command, tmp_path)
         assert run.returncode == 1
-        assert "volume.zinf" in run.stderr
+        assert f"{paths[1]} failed: " in run.stdout
+        assert paths[2] in run.stdout, "the others are looked at all the same"
+        assert f"1 of the 3 stores in {tmp_path} failed" in run.stderr
+    run = zinf("checkpoint", "inspect", tmp_path, "--json")
+    assert run.returncode == 1
+    assert "no valid superblock" in json.loads(run.stdout)["stores"][1]["error"]
+
+
+@pytest.mark.parametrize("part", [0.999, 0.5, 0.1, 0.0])
+def test_a_truncated_store_is_told(tmp_path, part):
+    make_store("--keep", "best", tmp_path / "run")
+    volume = tmp_path / "run/volume.zinf"
+    os.truncate(volume, int(volume.stat().st_size * part))
+    for arguments in (["inspect"], ["inspect", "--json"], ["verify"]):
+        run = zinf("checkpoint", *arguments, tmp_path / "run")
+        assert run.returncode == 1, run.stdout
+        assert "truncated" in run.stderr or "not a volume" in run.stderr
+
+
+def test_inspect_tells_when_a_version_was_made(tmp_path):
+    before = time.time()
+    make_store("--steps", 1, tmp_path / "run")
+    report = json.loads(zinf("checkpoint", "inspect", tmp_path / "run", "--json").stdout)
+    assert before - 0.1 <= report["versions"][0]["created"] <= time.time() + 0.1
 
 
 def test_verify_is_content_with_a_whole_store(tmp_path):
