@@ -20,7 +20,7 @@ def accept_managed() -> None:
 
 def _wrap(method: Any) -> Any:
     @functools.wraps(method)
-    def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if _C.has_keys(self):
             self = _C.without_keys(self)
         return method(self, *args, **kwargs)

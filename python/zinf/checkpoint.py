@@ -7,18 +7,19 @@ import io
 import os
 import pickle
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from zinf import _C
 
+if TYPE_CHECKING:
+    from zinf.optim import AdamW
+
 Named = tuple[str, str, torch.Tensor]  # unit, state, tensor
 
 
-def save(
-    path: str, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer], extra: Any
-) -> None:
+def save(path: str, models: list[torch.nn.Module], optimizers: list[AdamW], extra: Any) -> None:
     steps = [_steps(models, optimizer) for optimizer in optimizers]
     meta = {
         "groups": [_groups(models, optimizer) for optimizer in optimizers],
@@ -36,9 +37,7 @@ def save(
     _C.save_tensors(path, tensors, step, data)
 
 
-def load(
-    path: str, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]
-) -> tuple[int, Any]:
+def load(path: str, models: list[torch.nn.Module], optimizers: list[AdamW]) -> tuple[int, Any]:
     reader, meta = _open(path)
     if len(meta["groups"]) != len(optimizers):
         raise ValueError(
@@ -72,9 +71,7 @@ def load(
     return reader.step, meta["extra"]
 
 
-def load_weights(
-    path: str, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]
-) -> tuple[int, Any]:
+def load_weights(path: str, models: list[torch.nn.Module], optimizers: list[AdamW]) -> tuple[int, Any]:
     """Weights and buffers alone: what the optimizers have stays."""
     reader, meta = _open(path)
     tensors = _model_tensors(models)
@@ -211,9 +208,7 @@ def tensors_of(parameter: torch.Tensor, state: dict[str, Any]) -> dict[str, Any]
     }
 
 
-def _state_tensors(
-    models: list[torch.nn.Module], optimizer: torch.optim.Optimizer, index: int
-) -> list[Named]:
+def _state_tensors(models: list[torch.nn.Module], optimizer: AdamW, index: int) -> list[Named]:
     names = _names(models)
     return [
         (_name_of(names, parameter), _state_name(index, key), value)
@@ -225,7 +220,7 @@ def _state_tensors(
 
 
 def _expected_states(
-    models: list[torch.nn.Module], optimizer: torch.optim.Optimizer, index: int, steps: dict[str, int]
+    models: list[torch.nn.Module], optimizer: AdamW, index: int, steps: dict[str, int]
 ) -> list[Named]:
     """What a checkpoint must have for an optimizer, as tensors without memory."""
     names = _names(models)
@@ -248,7 +243,7 @@ def _name_of(names: dict[torch.Tensor, str], parameter: torch.Tensor) -> str:
     return names[parameter]
 
 
-def _steps(models: list[torch.nn.Module], optimizer: torch.optim.Optimizer) -> dict[str, int]:
+def _steps(models: list[torch.nn.Module], optimizer: AdamW) -> dict[str, int]:
     names = _names(models)
     return {
         _name_of(names, parameter): int(optimizer.state[parameter]["step"].item())
@@ -258,7 +253,7 @@ def _steps(models: list[torch.nn.Module], optimizer: torch.optim.Optimizer) -> d
     }
 
 
-def _groups(models: list[torch.nn.Module], optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def _groups(models: list[torch.nn.Module], optimizer: AdamW) -> list[dict[str, Any]]:
     names = _names(models)
     return [
         {**group, "params": [_name_of(names, parameter) for parameter in group["params"]]}
@@ -267,7 +262,7 @@ def _groups(models: list[torch.nn.Module], optimizer: torch.optim.Optimizer) -> 
 
 
 def _check_groups(
-    path: str, models: list[torch.nn.Module], optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]
+    path: str, models: list[torch.nn.Module], optimizer: AdamW, saved: list[dict[str, Any]]
 ) -> None:
     now = [group["params"] for group in _groups(models, optimizer)]
     then = [group["params"] for group in saved]
@@ -275,9 +270,7 @@ def _check_groups(
         raise ValueError(f"{path} was saved with other parameter groups: {then} there, {now} here")
 
 
-def _prepare_states(
-    models: list[torch.nn.Module], optimizer: torch.optim.Optimizer, steps: dict[str, int]
-) -> None:
+def _prepare_states(models: list[torch.nn.Module], optimizer: AdamW, steps: dict[str, int]) -> None:
     names = _names(models)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -289,7 +282,7 @@ def _prepare_states(
 
 def _restore_groups(
     models: list[torch.nn.Module],
-    optimizer: torch.optim.Optimizer,
+    optimizer: AdamW,
     groups: list[dict[str, Any]],
     steps: dict[str, int],
 ) -> None:
@@ -306,7 +299,8 @@ def _numpy_rng() -> Any:
         import numpy
     except ImportError:
         return None
-    name, keys, position, has_gauss, gauss = numpy.random.get_state()
+    state: Any = numpy.random.get_state()
+    name, keys, position, has_gauss, gauss = state
     return name, keys.tolist(), position, has_gauss, gauss
 
 

@@ -11,11 +11,14 @@ memory for host memory.
 After enable(), this module is also torch.emu.
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 
 import torch
 
@@ -31,12 +34,14 @@ def enable(memory_bytes: int = 1 << 30) -> None:
         if memory_bytes != _memory_bytes:
             raise RuntimeError(f"emu already has {_memory_bytes} bytes, it cannot get {memory_bytes}")
         return
+    from torch.utils import backend_registration
+
     from zinf import _emulated
 
-    torch.utils.rename_privateuse1_backend("emu")
+    backend_registration.rename_privateuse1_backend("emu")
     _emulated.start(memory_bytes)
-    torch._register_device_module("emu", sys.modules[__name__])
-    torch.utils.generate_methods_for_privateuse1_backend(
+    torch._register_device_module("emu", sys.modules[__name__])  # type: ignore[no-untyped-call]
+    backend_registration.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
     _memory_bytes, _pid = memory_bytes, os.getpid()
@@ -68,21 +73,21 @@ def current_device() -> int:
     return 0
 
 
-def set_device(device) -> None:
+def set_device(device: torch.types.Device) -> None:
     torch.accelerator.set_device_index(device)
 
 
 @contextlib.contextmanager
-def device(device):
+def device(device: torch.types.Device) -> Iterator[None]:
     """There is only one, so nothing changes."""
     yield
 
 
-def synchronize(device=None) -> None:
+def synchronize(device: torch.types.Device = None) -> None:
     """Everything is done already."""
 
 
-def current_stream(device=None) -> torch.Stream:
+def current_stream(device: torch.types.Device = None) -> torch.Stream:
     return torch.accelerator.current_stream()
 
 
@@ -94,19 +99,19 @@ def empty_cache() -> None:
     """Nothing is cached."""
 
 
-def memory_allocated(device=None) -> int:
+def memory_allocated(device: torch.types.Device = None) -> int:
     return torch.accelerator.memory_allocated()
 
 
-def max_memory_allocated(device=None) -> int:
+def max_memory_allocated(device: torch.types.Device = None) -> int:
     return torch.accelerator.max_memory_allocated()
 
 
-def reset_peak_memory_stats(device=None) -> None:
+def reset_peak_memory_stats(device: torch.types.Device = None) -> None:
     torch.accelerator.reset_peak_memory_stats()
 
 
-def mem_get_info(device=None) -> tuple[int, int]:
+def mem_get_info(device: torch.types.Device = None) -> tuple[int, int]:
     """Free and total bytes."""
     return torch.accelerator.get_memory_info()
 
@@ -125,9 +130,9 @@ def initial_seed() -> int:
     return torch.default_generator.initial_seed()
 
 
-def get_rng_state(device=None) -> torch.Tensor:
+def get_rng_state(device: torch.types.Device = None) -> torch.Tensor:
     return torch.default_generator.get_state()
 
 
-def set_rng_state(state: torch.Tensor, device=None) -> None:
+def set_rng_state(state: torch.Tensor, device: torch.types.Device = None) -> None:
     torch.default_generator.set_state(state)

@@ -11,7 +11,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.module import (
@@ -20,6 +20,9 @@ from torch.nn.modules.module import (
 )
 
 from zinf import _C, _constructors, checkpoint
+
+if TYPE_CHECKING:
+    from zinf.optim import AdamW
 
 _engines: set[Engine] = set()  # that are not closed
 _building: list[Engine] = []  # engines whose init() is entered, in any thread
@@ -211,7 +214,7 @@ class Engine:
         children = {id(child) for module in modules for child in module.children()}
         return [module for module in modules if id(module) not in children and module not in self._released]
 
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
+    def _optimizers(self) -> list[AdamW]:
         """The zinf optimizers over this engine's parameters, in the order of their making."""
         mine = {id(parameter) for model in self._roots() for parameter in model.parameters()}
         return [
@@ -239,15 +242,15 @@ class Engine:
         self._manager.adopt_offered()
 
 
-_live: list[weakref.ref[torch.optim.Optimizer]] = []  # zinf optimizers, in the order of their making
+_live: list[weakref.ref[AdamW]] = []  # zinf optimizers, in the order of their making
 
 
-def note_optimizer(optimizer: torch.optim.Optimizer) -> None:
+def note_optimizer(optimizer: AdamW) -> None:
     _live[:] = [known for known in _live if known() is not None]
     _live.append(weakref.ref(optimizer))
 
 
-def live_optimizers() -> list[torch.optim.Optimizer]:
+def live_optimizers() -> list[AdamW]:
     return [optimizer for known in _live if (optimizer := known()) is not None]
 
 

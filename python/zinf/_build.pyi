@@ -1,0 +1,3 @@
+"""Written by CMake."""
+
+TORCH_VERSION: str

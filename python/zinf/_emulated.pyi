@@ -1,0 +1,3 @@
+"""The emulated accelerator: python/src/emulated.cpp."""
+
+def start(memory_bytes: int, /) -> None: ...
