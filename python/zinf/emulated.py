@@ -32,7 +32,8 @@ def enable(memory_bytes: int = 1 << 30) -> None:
     global _memory_bytes, _pid
     if _memory_bytes is not None:
         if memory_bytes != _memory_bytes:
-            raise RuntimeError(f"emu already has {_memory_bytes} bytes, it cannot get {memory_bytes}")
+            has, wanted = (f"{bytes / 2**20:.1f} MiB" for bytes in (_memory_bytes, memory_bytes))
+            raise RuntimeError(f"emu already has {has}, it cannot get {wanted}")
         return
     from torch.utils import backend_registration
 
