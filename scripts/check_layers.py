@@ -29,7 +29,7 @@ PUBLIC = {
     "src/mem": {"arena", "budget", "slab"},
     "src/optim": {"adam", "cast", "dtype"},
     "src/tier": {"residency", "store"},
-    "src/engine": {"host_tier"},
+    "src/engine": {"host_memory", "host_tier"},
 }
 # Folders whose public headers these may include too, but not the private ones.
 PUBLIC_ONLY = {"cli": {"src/io", "src/mem", "src/optim", "src/tier"}}

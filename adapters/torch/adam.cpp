@@ -159,6 +159,7 @@ Status adam_update(const AdamOptions& options, const AdamStep& step,
   if (tensors.low) pins.take(*tensors.low, Use::kChange);
   ZINF_ASSIGN(AdamBuffers buffers, adam_buffers(tensors));
   buffers.remainder = torch_remainder(buffers.count);
+  ZINF_TRY(buffers.validate());
   if (buffers.master != nullptr) {
     follow_edits(buffers.weight_dtype, buffers.weight, buffers.master,
                  buffers.count, pool);
@@ -181,6 +182,8 @@ Status adam_update_all(const AdamOptions& options, float inverse_scale,
     AdamStep step{
         .step = items[i].step, .inverse_scale = inverse_scale, .clip = clip};
     ZINF_TRY(update_item(options, step, items[i], pool));
+    // A graph that has saved the old weight must notice.
+    items[i].tensors.weight.unsafeGetTensorImpl()->bump_version();
   }
   return {};
 }

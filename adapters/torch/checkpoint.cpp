@@ -9,6 +9,7 @@
 #include <span>
 
 #include "adapters/torch/pins.h"
+#include "adapters/torch/split_master.h"
 #include "src/base/strf.h"
 
 namespace zinf {
@@ -16,12 +17,21 @@ namespace {
 
 constexpr const char* kVersionName = "checkpoint";
 
+at::ScalarType dtype_of(const NamedTensor& named) {
+  return named.split ? at::kFloat : named.tensor.scalar_type();
+}
+
+std::uint64_t bytes_of(const NamedTensor& named) {
+  return static_cast<std::uint64_t>(named.tensor.numel()) *
+         c10::elementSize(dtype_of(named));
+}
+
 StateSpec spec_of(const NamedTensor& named) {
   StateSpec spec{.unit = named.unit,
                  .state = named.state,
-                 .dtype = c10::toString(named.tensor.scalar_type()),
+                 .dtype = c10::toString(dtype_of(named)),
                  .shape = {},
-                 .bytes = named.tensor.nbytes()};
+                 .bytes = bytes_of(named)};
   for (std::int64_t size : named.tensor.sizes()) {
     spec.shape.push_back(static_cast<std::uint64_t>(size));
   }
@@ -40,7 +50,9 @@ Status save_into(Store& store, const std::vector<NamedTensor>& tensors,
                  std::uint64_t step, const std::string& extra) {
   for (const NamedTensor& named : tensors) {
     ZINF_ASSIGN(StateId id, store.define(spec_of(named)));
-    at::Tensor whole = named.tensor.detach().cpu().contiguous();
+    at::Tensor tensor =
+        named.split ? named.split->copy(named.tensor) : named.tensor;
+    at::Tensor whole = tensor.detach().cpu().contiguous();
     Pins pins;
     pins.take(whole, Use::kRead);
     std::span<const std::byte> bytes(
@@ -73,7 +85,7 @@ Status save_tensors(const std::string& path,
   options.extra_bytes = extra.size();
   options.durability = Durability::written_once();
   for (const NamedTensor& named : tensors) {
-    options.state_bytes += named.tensor.nbytes();
+    options.state_bytes += bytes_of(named);
   }
   ZINF_ASSIGN(std::unique_ptr<Store> store, Store::create(options));
   Status status = save_into(*store, tensors, step, extra);

@@ -13,10 +13,14 @@
 
 namespace zinf {
 
+class SplitMaster;
+
 struct NamedTensor {
   std::string unit;   // "transformer.h.0.mlp.weight"
   std::string state;  // "weight", "buffer", "exp_avg", ...
   at::Tensor tensor;
+  // Not the tensor itself is saved, but its master, in float32.
+  std::shared_ptr<SplitMaster> split = nullptr;
 };
 
 // Writes a store with one version, named "checkpoint", to a directory that does

@@ -17,6 +17,16 @@ class Error : public std::runtime_error {
   Code code_;
 };
 
+// For kOverBudget.
+class BudgetError : public Error {
+ public:
+  using Error::Error;
+};
+
 void throw_if_error(const Status& status);
+
+// Called instead of throwing a BudgetError: it throws what its language has for
+// one.
+void set_budget_thrower(void (*thrower)(const Status& status));
 
 }  // namespace zinf

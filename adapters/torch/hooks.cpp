@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "adapters/torch/keys.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/pins.h"
 

@@ -51,7 +51,10 @@ Result<std::shared_ptr<Manager>> Manager::create(
     const ManagerOptions& options) {
   watch_forks();
   auto manager = std::make_shared<Manager>(options);
-  ZINF_ASSIGN(manager->tier_, HostTier::create(options.tier, &ask));
+  ZINF_ASSIGN(HostLimit limit, HostLimit::create(options.host_bytes));
+  manager->limit_.emplace(std::move(limit));
+  ZINF_ASSIGN(manager->tier_,
+              HostTier::create(process_memory(), options.tier, &ask));
   return manager;
 }
 
@@ -95,16 +98,20 @@ Home Manager::home_of(Role role, c10::Device device) {
   return device_tier(device).home_of(role);
 }
 
-Reservation Manager::count(c10::Device device, std::uint64_t bytes,
+Reservation Manager::count(const c10::DataPtr& pointer, std::uint64_t bytes,
                            bool stays) {
+  c10::Device device = pointer.device();
+  HostMemory& memory = tier_->memory();
+  // The arena has paid for it.
+  if (device.is_cpu() && memory.arena().owns(pointer.get())) return {};
   if (stays) {
-    auto reservation = tier_->budget().reserve(Tag::kWeight, bytes);
+    auto reservation = memory.budget().reserve(Tag::kWeight, bytes);
     throw_if_error(reservation.status().in(
         "a tensor that is to stay in host memory does not fit (raise "
         "host_memory, or give nvme=)"));
     return std::move(reservation).value();
   }
-  if (device.is_cpu()) return tier_->count(Tag::kWeight, bytes);
+  if (device.is_cpu()) return memory.reserve_or_exceed(Tag::kWeight, bytes);
   return device_tier(device).count(Tag::kWeight, bytes);
 }
 
@@ -130,13 +137,16 @@ void Manager::offer(const at::TensorBase& tensor, Role role,
   if (role == Role::kGrad && !has_limits()) return;
   adopt_offered();
   std::lock_guard lock(mutex_);
+  for (Offer& offer : offered_) {
+    if (offer.tensor.lock() == tensor.getIntrusivePtr()) return;
+  }
   offered_.push_back(
       {c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), role,
        name});
 }
 
 bool Manager::has_limits() const {
-  return options_.tier.host_bytes != 0 || !options_.tier.nvme.empty() ||
+  return options_.host_bytes != 0 || !options_.tier.nvme.empty() ||
          options_.device_bytes != 0 || options_.evict_always || options_.audit;
 }
 
@@ -194,6 +204,7 @@ void Manager::reap() {
   // The last unit may hold the last reference to this manager.
   auto self = shared_from_this();
   for (Unit* unit : dead) {
+    if (!closed_) unit->tell_end();
     unit->forget();
     delete unit;
     --num_units_;
@@ -227,6 +238,7 @@ void Manager::close() {
   HostTierStats host = tier_->stats();
   ResidencyStats device;
   if (device_tier_) device = device_tier_->residency().stats();
+  limit_.reset();
   std::lock_guard lock(mutex_);
   last_.tier = host;
   last_.device = device;
@@ -239,6 +251,18 @@ void Manager::unlink_files() {
   if (!in_forked_child() && tier_ != nullptr) tier_->unlink_files();
 }
 
+void Manager::fail(std::string why) {
+  std::lock_guard lock(mutex_);
+  failure_ = std::move(why);
+  failed_ = true;
+}
+
+std::string Manager::heal() {
+  std::lock_guard lock(mutex_);
+  failed_ = false;
+  return std::exchange(failure_, {});
+}
+
 void Manager::check_usable(const Unit& unit) const {
   if (in_forked_child()) {
     throw Error(Status::error(
@@ -246,6 +270,13 @@ void Manager::check_usable(const Unit& unit) const {
         unit.name() + " is managed by zinf in the parent process and cannot be "
                       "used in a forked child: use the spawn start method, or "
                       "engine.release(model) before the fork"));
+  }
+  if (failed_) {
+    std::lock_guard lock(mutex_);
+    throw Error(Status::error(
+        Code::kInvalid,
+        unit.name() + " cannot be used: " + failure_ +
+            ": bring a good state back with engine.load() first"));
   }
   if (closed_) {
     throw Error(Status::error(

@@ -7,10 +7,13 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <unordered_set>
 #include <vector>
 
 #include "adapters/torch/device_tier.h"
+#include "adapters/torch/host_allocator.h"
 #include "adapters/torch/unit.h"
 #include "zinf/host_tier.h"
 
@@ -18,6 +21,8 @@ namespace zinf {
 
 struct ManagerOptions {
   HostTierOptions tier;
+  // For all of the process's tensors and states; 0: by what the machine has.
+  std::uint64_t host_bytes = 0;
   std::uint64_t device_bytes = 0;  // for units on a device; 0: no limit
   bool evict_always = false;       // every unit leaves memory after each use
   bool audit = false;  // look for accesses and writes that were missed
@@ -67,6 +72,11 @@ class Manager : public std::enable_shared_from_this<Manager> {
   // All units in use, with a reference to each that the caller must drop.
   std::vector<Unit*> units();
 
+  // After an update inside backward that was not finished: nothing is used
+  // until heal().
+  void fail(std::string why);
+  std::string heal();  // what there was, or nothing
+
   // Throws when managed memory cannot be used here.
   void check_usable(const Unit& unit) const;
 
@@ -75,9 +85,11 @@ class Manager : public std::enable_shared_from_this<Manager> {
   Result<StateRef> add(const StateSpec& spec, Role role, c10::Device device,
                        Unit* unit);
   Home home_of(Role role, c10::Device device);
-  // Bytes of the device's budget, or the CPU's. What can leave memory later may
-  // exceed it for a moment; what stays is refused when it does not fit.
-  Reservation count(c10::Device device, std::uint64_t bytes, bool stays);
+  // Bytes of the device's budget, or the CPU's, for memory that a tensor has
+  // already. What can leave memory later may exceed the budget for a moment;
+  // what stays is refused when it does not fit.
+  Reservation count(const c10::DataPtr& memory, std::uint64_t bytes,
+                    bool stays);
 
   HostTier& tier() { return *tier_; }
   const ManagerOptions& options() const { return options_; }
@@ -92,13 +104,17 @@ class Manager : public std::enable_shared_from_this<Manager> {
   DeviceTier& device_tier(c10::Device device);
   bool has_limits() const;
 
+  std::optional<HostLimit> limit_;
   std::shared_ptr<HostTier> tier_;
   std::unique_ptr<DeviceTier> device_tier_;  // made when it is needed
   c10::Device device_ = at::kCPU;            // whose
   ManagerStats last_;                        // when it was closed
   std::atomic<bool> closed_ = false;
 
-  std::mutex mutex_;
+  std::atomic<bool> failed_ = false;
+
+  mutable std::mutex mutex_;
+  std::string failure_;
   std::atomic<int> num_units_ = 0;  // not deleted yet
   std::unordered_set<Unit*> live_;
   std::vector<Unit*> dead_;

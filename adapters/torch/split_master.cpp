@@ -1,9 +1,11 @@
 #include "adapters/torch/split_master.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros_like.h>
 
+#include <exception>
+#include <utility>
+
+#include "adapters/torch/error.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/pins.h"
 #include "zinf/cast.h"
@@ -13,6 +15,11 @@ namespace {
 
 at::Tensor like(const at::Tensor& weight, at::ScalarType dtype) {
   return at::empty_like(weight.detach(), weight.options().dtype(dtype));
+}
+
+std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
+  return {static_cast<const std::byte*>(tensor.const_data_ptr()),
+          tensor.nbytes()};
 }
 
 }  // namespace
@@ -26,35 +33,68 @@ bool SplitMaster::possible(const at::Tensor& weight) {
 }
 
 std::shared_ptr<SplitMaster> SplitMaster::create(const at::Tensor& weight) {
+  if (!possible(weight)) {
+    throw Error(Status::error(
+        Code::kInvalid,
+        "a split master needs a managed bfloat16 weight in host memory"));
+  }
   std::shared_ptr<SplitMaster> master(new SplitMaster());
   Unit* unit = Unit::of(weight);
   master->low_ = like(weight, at::kUInt16).zero_();
   unit->manager()->adopt(master->low_, Role::kState, "low");
+  if (unit->is_watched()) {
+    Pins pins;  // the last thing that another optimizer's master hears
+    pins.take(weight, Use::kChange);
+  }
   unit->watch_edits(master);
-  if (unit->escaped()) master->join(weight);
+  Pins pins;
+  pins.take(weight, Use::kRead);
+  if (unit->escaped(weight)) master->join(weight);
   return master;
 }
 
 at::Tensor SplitMaster::join(const at::Tensor& weight) {
-  check_watch(weight);
+  std::lock_guard use(use_mutex_);
+  join_unwatched(weight);
   Pins pins;
   pins.take(weight, Use::kRead);
   std::lock_guard lock(mutex_);
   if (!joined_.defined()) {
-    join(*Unit::of(weight),
-         {static_cast<const std::byte*>(weight.const_data_ptr()),
-          weight.nbytes()});
+    set_joined(joined_copy(bytes_of(weight)), Unit::of(weight));
   }
   return joined_;
 }
 
-void SplitMaster::before_edit(Unit& unit, std::span<std::byte> weight) {
-  if (updating_) return;
+at::Tensor SplitMaster::copy(const at::Tensor& weight) {
+  std::lock_guard use(use_mutex_);
+  join_unwatched(weight);
+  Pins pins;
+  pins.take(weight, Use::kRead);
   std::lock_guard lock(mutex_);
-  if (!joined_.defined()) join(unit, weight);
+  return joined_.defined() ? joined_.clone() : joined_copy(bytes_of(weight));
 }
 
-void SplitMaster::join(Unit& unit, std::span<const std::byte> weight) {
+void SplitMaster::before_edit(Unit& unit, std::span<std::byte> weight) {
+  std::lock_guard lock(mutex_);
+  if (updater_ == std::this_thread::get_id() || joined_.defined()) return;
+  if (updater_ != std::thread::id()) {
+    missed_ = true;  // the update joins it at its end
+    return;
+  }
+  set_joined(joined_copy(weight), &unit);
+}
+
+void SplitMaster::before_end(Unit&, std::span<std::byte> weight) {
+  std::lock_guard lock(mutex_);
+  if (joined_.defined()) return;
+  try {
+    set_joined(joined_copy(weight), nullptr);
+  } catch (const std::exception&) {  // no memory
+    hash_ = hash_of(weight);
+  }
+}
+
+at::Tensor SplitMaster::joined_copy(std::span<const std::byte> weight) {
   at::Tensor joined = like(low_, at::kFloat);
   Pins pins;
   pins.take(low_, Use::kRead);
@@ -62,32 +102,45 @@ void SplitMaster::join(Unit& unit, std::span<const std::byte> weight) {
               static_cast<const std::uint16_t*>(low_.const_data_ptr()),
               static_cast<float*>(joined.mutable_data_ptr()),
               static_cast<std::size_t>(low_.numel()));
-  unit.manager()->adopt(joined, Role::kState, "master");
+  return joined;
+}
+
+void SplitMaster::set_joined(const at::Tensor& joined, Unit* unit) {
+  if (unit != nullptr) {
+    unit->manager()->adopt(joined, Role::kState, "master");
+  }
   joined_ = joined;
   low_ = at::Tensor();
+  hash_.reset();
 }
 
-void SplitMaster::check_watch(const at::Tensor& weight) {
+void SplitMaster::join_unwatched(const at::Tensor& weight) {
   Unit* unit = Unit::of(weight);
   if (unit != nullptr && unit->is_watched_by(this)) return;
+  Pins pins;
+  pins.take(weight, Use::kRead);
+  // A weight that is another one now is its own master.
+  at::Tensor own = weight.detach().to(at::kFloat);
   std::lock_guard lock(mutex_);
   if (joined_.defined()) return;
-  joined_ = weight.detach().to(at::kFloat);
-  low_ = at::Tensor();
-  if (unit != nullptr) unit->manager()->adopt(joined_, Role::kState, "master");
+  bool same = hash_ && *hash_ == hash_of(bytes_of(weight));
+  set_joined(same ? joined_copy(bytes_of(weight)) : own, unit);
 }
 
-void SplitMaster::split(const at::Tensor& weight, ThreadPool* pool) {
+// Stays joined where there is no memory for the halves.
+void SplitMaster::try_split(const at::Tensor& weight, ThreadPool* pool) {
   Unit* unit = Unit::of(weight);
-  at::Tensor low = like(weight, at::kUInt16);
-  Pins pins;
-  pins.take(weight, Use::kChange);
-  pins.take(joined_, Use::kRead);
-  split_master(static_cast<const float*>(joined_.const_data_ptr()),
-               static_cast<std::uint16_t*>(weight.mutable_data_ptr()),
-               static_cast<std::uint16_t*>(low.mutable_data_ptr()),
-               static_cast<std::size_t>(weight.numel()), pool);
-  unit->manager()->adopt(low, Role::kState, "low");
+  at::Tensor low;
+  try {
+    low = like(weight, at::kUInt16);
+    split_master(static_cast<const float*>(joined_.const_data_ptr()),
+                 static_cast<std::uint16_t*>(weight.mutable_data_ptr()),
+                 static_cast<std::uint16_t*>(low.mutable_data_ptr()),
+                 static_cast<std::size_t>(weight.numel()), pool);
+    unit->manager()->adopt(low, Role::kState, "low");
+  } catch (const std::exception&) {
+    return;
+  }
   unit->watch_edits(weak_from_this());
   std::lock_guard lock(mutex_);
   low_ = low;
@@ -96,21 +149,36 @@ void SplitMaster::split(const at::Tensor& weight, ThreadPool* pool) {
 
 Status SplitMaster::update(const AdamOptions& options, const AdamStep& step,
                            AdamTensors tensors, ThreadPool* pool) {
-  check_watch(tensors.weight);
-  struct Updating {
-    std::atomic<bool>& flag;
-    explicit Updating(std::atomic<bool>& f) : flag(f) { flag = true; }
-    ~Updating() { flag = false; }
-  } updating(updating_);
-  if (low_.defined()) {
-    tensors.low = low_;
-    return adam_update(options, step, tensors, pool);
+  const at::Tensor& weight = tensors.weight;
+  {
+    std::lock_guard use(use_mutex_);
+    join_unwatched(weight);
+    {
+      std::lock_guard lock(mutex_);
+      updater_ = std::this_thread::get_id();
+      (joined_.defined() ? tensors.master : tensors.low) =
+          joined_.defined() ? joined_ : low_;
+    }
+    Pins pins;  // over the update and the split
+    Status status;
+    try {
+      pins.take(weight, Use::kChange);
+      if (tensors.master) pins.take(*tensors.master, Use::kChange);
+      status = adam_update(options, step, tensors, pool);
+      if (status.ok() && tensors.master && possible(weight) &&
+          !Unit::of(weight)->escaped(weight)) {
+        try_split(weight, pool);
+      }
+    } catch (...) {
+      std::lock_guard lock(mutex_);
+      updater_ = {};
+      throw;
+    }
+    std::lock_guard lock(mutex_);
+    updater_ = {};
+    if (!status.ok() || !std::exchange(missed_, false)) return status;
   }
-  tensors.master = joined_;
-  ZINF_TRY(adam_update(options, step, tensors, pool));
-  if (possible(tensors.weight) && !Unit::of(tensors.weight)->escaped()) {
-    split(tensors.weight, pool);
-  }
+  join(weight);
   return {};
 }
 

@@ -6,33 +6,40 @@
 // comparing which were edited; a split one could not. So it is joined to
 // float32 before the first edit, and split again by the next update. While
 // somebody has the weight's address, and may edit at any time, it stays joined.
+//
+// Locks: use_mutex_, then the weight's unit, then mutex_, then the low half's
+// unit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
+#include <thread>
 
 #include "adapters/torch/adam.h"
 #include "adapters/torch/unit.h"
 
 namespace zinf {
 
-// One update at a time; the rest is thread-safe.
+// Thread-safe.
 class SplitMaster final : public EditWatch,
                           public std::enable_shared_from_this<SplitMaster> {
  public:
   // A bfloat16 weight that is the whole of a unit in host memory.
   static bool possible(const at::Tensor& weight);
 
-  // The weight is its own master. REQUIRES possible(weight).
+  // The weight is its own master. Throws unless it is possible.
   static std::shared_ptr<SplitMaster> create(const at::Tensor& weight);
 
   // The master in float32, which it is from now until the next update. Writing
   // to it sets the master.
   at::Tensor join(const at::Tensor& weight);
+  // The same as a tensor of its own; the master stays as it is.
+  at::Tensor copy(const at::Tensor& weight);
 
   // As adam_update() of adapters/torch/adam.h, with this as the master of the
   // weight.
@@ -41,18 +48,23 @@ class SplitMaster final : public EditWatch,
 
   void prefetch();
   void before_edit(Unit& unit, std::span<std::byte> weight) override;
+  void before_end(Unit& unit, std::span<std::byte> weight) override;
 
  private:
   SplitMaster() = default;
-  // A weight that got another storage without our knowing is new: its own
-  // master.
-  void check_watch(const at::Tensor& weight);
-  void join(Unit& unit, std::span<const std::byte> weight);
-  void split(const at::Tensor& weight, ThreadPool* pool);
+  // Joins it when nobody tells about the weight's edits any more.
+  void join_unwatched(const at::Tensor& weight);
+  at::Tensor joined_copy(std::span<const std::byte> weight);
+  void set_joined(const at::Tensor& joined, Unit* unit);
+  void try_split(const at::Tensor& weight, ThreadPool* pool);
 
-  std::atomic<bool> updating_ = false;
-  std::mutex mutex_;  // for what follows
+  std::mutex use_mutex_;  // one join, copy or update at a time
 
+  std::mutex mutex_;         // for what follows
+  std::thread::id updater_;  // whose edits are the optimizer's own
+  bool missed_ = false;      // another thread edited during an update
+  // Of a weight that was let go while there was no memory to join.
+  std::optional<std::uint64_t> hash_;
   at::Tensor low_;     // uint16, in the shape of the weight; or
   at::Tensor joined_;  // float32
 };

@@ -1,5 +1,8 @@
 #include "adapters/torch/unit.h"
 
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <string_view>
@@ -7,8 +10,10 @@
 
 #include "adapters/torch/audit.h"
 #include "adapters/torch/error.h"
+#include "adapters/torch/keys.h"
 #include "adapters/torch/manager.h"
 #include "src/base/align.h"
+#include "zinf/log.h"
 
 namespace zinf {
 namespace {
@@ -19,11 +24,6 @@ void drop_pointer(void* context) {
 
 void on_raw_access(c10::StorageImpl* storage) {
   if (Unit* unit = Unit::of(storage)) unit->escape(storage);
-}
-
-std::uint64_t hash_of(std::span<const std::byte> bytes) {
-  return std::hash<std::string_view>()(
-      {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
 // The storage's old memory as a block.
@@ -50,6 +50,11 @@ c10::DataPtr plain_pointer(Block block, c10::Device device) {
 }
 
 }  // namespace
+
+std::uint64_t hash_of(std::span<const std::byte> bytes) {
+  return std::hash<std::string_view>()(
+      {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+}
 
 std::size_t uses_of(c10::StorageImpl& storage) {
   std::size_t count = c10::raw::intrusive_ptr::use_count(&storage);
@@ -115,6 +120,32 @@ void Unit::adopt(std::shared_ptr<Manager> manager, const at::TensorBase& tensor,
   made->drop_reference();
 }
 
+at::Tensor Unit::consumed(std::shared_ptr<Manager> manager,
+                          const at::Tensor& like, std::string name) {
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), like.nbytes(),
+      c10::DataPtr(nullptr, like.device()), nullptr, false);
+  Unit* unit = new Unit(manager, storage, Role::kGrad, std::move(name));
+  unit->consumed_ = true;
+  manager->enlist(unit);
+  storage->set_data_ptr_noswap(unit->pointer_to(unit->sentinel_.address()));
+  unit->arm(storage.get());
+  at::Tensor tensor = at::empty({0}, like.options());
+  tensor.set_(c10::Storage(storage), 0, like.sizes(), like.strides());
+  add_keys(*tensor.unsafeGetTensorImpl());
+  return tensor;
+}
+
+void Unit::check_usable() const {
+  manager_->check_usable(*this);
+  if (!consumed_) return;
+  throw Error(Status::error(
+      Code::kInvalid,
+      name_ + " was used by the update inside backward and is gone: pass "
+              "max_grad_norm= to zinf.AdamW to clip, or choose "
+              "update=\"step\" to see gradients"));
+}
+
 // The storage's memory becomes the unit's, or is copied to where it is better.
 void Unit::take_content(c10::StorageImpl* storage) {
   void* data = storage->_mutable_data_ptr_no_checks().get();
@@ -122,7 +153,8 @@ void Unit::take_content(c10::StorageImpl* storage) {
   // a page's for what goes to a disk from where it is.
   std::size_t alignment = stays_ ? 64 : std::size_t{kPage};
   if (!device_.is_cpu() || is_aligned(data, alignment)) {
-    Reservation counted = manager_->count(device_, bytes_, stays_);
+    Reservation counted =
+        manager_->count(storage->_mutable_data_ptr_no_checks(), bytes_, stays_);
     c10::DataPtr old = std::exchange(storage->_mutable_data_ptr_no_checks(),
                                      pointer_to(sentinel_.address()));
     residency_.give(state_,
@@ -174,11 +206,13 @@ void Unit::detach(c10::StorageImpl* storage) {
 }
 
 void Unit::pin(c10::StorageImpl* storage, Use use) {
-  manager_->check_usable(*this);
+  check_usable();
   retain();
   std::lock_guard lock(mutex_);
   try {
     bool change = use != Use::kRead;
+    // Whoever watches needs the old content.
+    if (use == Use::kReplace && !watch_.expired()) use = Use::kChange;
     if (pins_ == 0) {
       Result<Pin> pin = residency_.pin(state_, use);
       throw_if_error(pin.status());
@@ -240,22 +274,33 @@ bool Unit::is_watched_by(const EditWatch* watch) {
 
 bool Unit::is_watched() { return !is_watched_by(nullptr); }
 
-bool Unit::escaped() {
+bool Unit::escaped(const at::TensorBase& tensor) {
   std::lock_guard lock(mutex_);
+  auto storage = storage_.lock();
+  std::size_t ours = knows(tensor) ? 2 : 3;  // with `storage` and the pin
+  if (escaped_ && !for_good_ && !used_elsewhere(*storage, ours)) {
+    escaped_ = false;
+  }
   return escaped_;
+}
+
+bool Unit::knows(const at::TensorBase& tensor) {
+  std::lock_guard lock(known_mutex_);
+  return std::any_of(known_.begin(), known_.end(), [&](const auto& weak) {
+    return weak.lock().get() == tensor.unsafeGetTensorImpl();
+  });
 }
 
 void Unit::tell_watch(std::span<std::byte> content) {
   if (auto watch = watch_.lock()) watch->before_edit(*this, content);
 }
 
-Status Unit::try_tell_watch(std::span<std::byte> content) {
-  try {
-    tell_watch(content);
-  } catch (const std::exception& error) {
-    return Status::error(Code::kOverBudget, error.what());
-  }
-  return {};
+void Unit::tell_end() {
+  std::lock_guard lock(mutex_);
+  auto watch = watch_.lock();
+  if (watch == nullptr) return;
+  Result<Pin> pin = residency_.pin(state_, Use::kRead);
+  if (pin.ok()) watch->before_end(*this, pin->bytes());
 }
 
 void Unit::note_content() {
@@ -276,7 +321,7 @@ bool Unit::used_elsewhere(c10::StorageImpl& storage, std::size_t ours) {
 }
 
 void Unit::escape(c10::StorageImpl* storage) {
-  manager_->check_usable(*this);
+  check_usable();
   std::lock_guard lock(mutex_);
   ++manager_->escapes;
   if (inside_operator()) {
@@ -323,6 +368,7 @@ Leave Unit::leaving() {
 }
 
 Status Unit::release(c10::StorageImpl* storage) {
+  if (consumed_) return {};
   retain();
   Status status;
   {
@@ -330,8 +376,8 @@ Status Unit::release(c10::StorageImpl* storage) {
     if (of(storage) == this) {
       Result<Pin> pin = residency_.pin(state_, Use::kRead);
       status = pin.status();
-      if (status.ok()) status = try_tell_watch(pin->bytes());
       if (status.ok()) {
+        if (auto watch = watch_.lock()) watch->before_end(*this, pin->bytes());
         sentinel_.clear();
         storage->clear_materializer();
         storage->set_data_ptr_noswap(
@@ -343,8 +389,24 @@ Status Unit::release(c10::StorageImpl* storage) {
   return status;
 }
 
-void Unit::forget() { residency_.remove(state_); }
-void Unit::prefetch() { residency_.prefetch(state_); }
+void Unit::forget() {
+  if (!consumed_) residency_.remove(state_);
+}
+
+void Unit::prefetch() {
+  if (!consumed_) residency_.prefetch(state_);
+}
+
+// A consumed gradient, read where nothing can be thrown: all NaN.
+bool Unit::serve_nothing() {
+  log(LogLevel::kWarning,
+      "%s was used by the update inside backward: a read through a pointer "
+      "finds NaN",
+      name_.c_str());
+  std::vector<std::byte> nan(bytes_, std::byte{0xFF});
+  std::lock_guard lock(mutex_);
+  return sentinel_.has_copy() || sentinel_.put_copy(nan);
+}
 
 bool Unit::serve_fault() {
   auto refuse = [&](const std::string& why) {
@@ -352,6 +414,7 @@ bool Unit::serve_fault() {
                  why.c_str());
     return false;
   };
+  if (consumed_) return serve_nothing();
   if (!device_.is_cpu()) return refuse("it is on a device");
   if (in_forked_child()) return refuse("this is a forked child");
   std::lock_guard lock(mutex_);

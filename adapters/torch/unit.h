@@ -14,7 +14,7 @@
 // get a copy (sentinel.h).
 #pragma once
 
-#include <ATen/core/TensorBase.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 
 #include <atomic>
@@ -34,13 +34,18 @@ namespace zinf {
 class Manager;
 class Unit;
 
-// Told before a weight may be changed by others than its optimizer.
+// Told before a weight may be changed by others than its optimizer. Called with
+// the unit locked and its content in memory.
 class EditWatch {
  public:
   virtual ~EditWatch() = default;
-  // Called with the unit locked and its content in memory.
   virtual void before_edit(Unit& unit, std::span<std::byte> content) = 0;
+  // Of the unit: nobody tells about edits from here on. Does not throw.
+  virtual void before_end(Unit& unit, std::span<std::byte> content) = 0;
 };
+
+// The same for the same bytes, in this process.
+std::uint64_t hash_of(std::span<const std::byte> bytes);
 
 // Who uses a storage: tensors and other holders.
 std::size_t uses_of(c10::StorageImpl& storage);
@@ -55,6 +60,10 @@ class Unit final : public FaultServer {
   // Makes the tensor's storage a unit.
   static void adopt(std::shared_ptr<Manager> manager,
                     const at::TensorBase& tensor, Role role, std::string name);
+  // A tensor like this one without content, in the place of a gradient that an
+  // update inside backward has used: every use of it throws.
+  static at::Tensor consumed(std::shared_ptr<Manager> manager,
+                             const at::Tensor& like, std::string name);
   ~Unit() override;
 
   // A tensor on the storage that has our keys and belongs to a parameter: its
@@ -79,10 +88,12 @@ class Unit final : public FaultServer {
   void watch_edits(std::weak_ptr<EditWatch> watch);
   bool is_watched_by(const EditWatch* watch);
   bool is_watched();
-  // Somebody may have its address.
-  bool escaped();
+  // Whether somebody may have its address. REQUIRES that the caller, who uses
+  // the storage through `tensor`, has pinned it once.
+  bool escaped(const at::TensorBase& tensor);
 
-  void forget();  // the last thing before the end
+  void tell_end();  // to the watch, while the content is still there
+  void forget();    // the last thing before the end
   void prefetch();
 
   const std::string& name() const { return name_; }
@@ -94,6 +105,7 @@ class Unit final : public FaultServer {
     return storage_.lock();
   }
   // A parameter's, as opposed to a tensor that was only born in init().
+  bool is_consumed() const { return consumed_; }
   bool is_parameter() const { return is_parameter_; }
   void set_parameter() { is_parameter_ = true; }
 
@@ -103,21 +115,23 @@ class Unit final : public FaultServer {
   bool serve_fault() override;
 
  private:
+  bool serve_nothing();
   Unit(std::shared_ptr<Manager> manager,
        const c10::intrusive_ptr<c10::StorageImpl>& storage, Role role,
        std::string name);
   void take_content(c10::StorageImpl* storage);
+  void check_usable() const;
 
   c10::DataPtr pointer_to(void* data);
   void attach(c10::StorageImpl* storage);
   void arm(c10::StorageImpl* storage);
   void detach(c10::StorageImpl* storage);
+  bool knows(const at::TensorBase& tensor);
   // Whether others than the known tensors, and `ours` here, use the storage.
   bool used_elsewhere(c10::StorageImpl& storage, std::size_t ours);
   void note_content();
   void let_go(c10::StorageImpl* storage);
   void tell_watch(std::span<std::byte> content);
-  Status try_tell_watch(std::span<std::byte> content);
 
   const std::shared_ptr<Manager> manager_;
   const c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
@@ -127,6 +141,7 @@ class Unit final : public FaultServer {
   Residency& residency_;
   const bool stays_;  // its home is this memory
   std::string name_;
+  bool consumed_ = false;  // there is no state, and no content
   StateRef state_;
   Sentinel sentinel_;
   std::atomic<int> references_ = 0;  // data pointers and pins

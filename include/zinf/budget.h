@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -65,6 +66,10 @@ class Budget {
   // Zero bytes are valid: a reservation to be grown later.
   Result<Reservation> reserve(Tag tag, std::uint64_t bytes) const;
 
+  // What is held beyond a smaller limit stays; nothing more is given until it
+  // is below. REQUIRES what create() asks of a limit.
+  void set_limit(std::uint64_t limit_bytes) const;
+
   BudgetUsage usage() const;
   const std::string& name() const;
 
@@ -109,5 +114,11 @@ class Reservation {
   Tag tag_ = Tag::kOther;
   std::uint64_t bytes_ = 0;
 };
+
+// Bytes of a budget for what cannot be refused: when there are too few, room is
+// made, and if that is not enough the budget is exceeded.
+Reservation reserve_or_exceed(const Budget& budget, Tag tag,
+                              std::uint64_t bytes,
+                              const std::function<void()>& make_room);
 
 }  // namespace zinf

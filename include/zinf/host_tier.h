@@ -1,8 +1,8 @@
 // The host's memory of one engine, with what is below it.
 //
-// A budget, a pool of buffers, a scratch store on NVMe that grows as states
-// come, and the Residency that joins them. Placement follows from the role of a
-// state and the options; torch-free.
+// A scratch store on NVMe that grows as states come, and the Residency that
+// stands above it, in the memory of the process. Placement follows from the
+// role of a state and the options; torch-free.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "zinf/budget.h"
+#include "zinf/host_memory.h"
 #include "zinf/residency.h"
 #include "zinf/status.h"
 
@@ -31,7 +31,6 @@ enum class Role : std::uint8_t {
 std::string_view role_name(Role role);
 
 struct HostTierOptions {
-  std::uint64_t host_bytes = 0;  // for states in memory; 0: no limit
   std::vector<std::string> nvme =
       {};                        // directories; a private one is made in each
   Where weights = Where::kAuto;  // and gradients
@@ -50,18 +49,12 @@ struct HostTierStats {
   std::uint64_t nvme_bytes = 0;  // of the scratch store's files
 };
 
-// Bytes of a budget for what cannot be refused: when there are too few, room is
-// made, and if that is not enough the budget is exceeded.
-Reservation reserve_or_exceed(const Budget& budget, Tag tag,
-                              std::uint64_t bytes,
-                              const std::function<void()>& make_room);
-
 // Thread-safe.
 class HostTier {
  public:
   // `leaving` as in ResidencyOptions.
   static Result<std::shared_ptr<HostTier>> create(
-      const HostTierOptions& options,
+      std::shared_ptr<HostMemory> memory, const HostTierOptions& options,
       std::function<Leave(StateRef, void* owner)> leaving);
   ~HostTier();
   HostTier(const HostTier&) = delete;
@@ -78,13 +71,8 @@ class HostTier {
   // the process is.
   void unlink_files();
 
-  // Memory that is not a state's, counted in the budget for as long as the
-  // result lives; states are dropped for it, and if that is not enough the
-  // budget is exceeded.
-  Reservation count(Tag tag, std::uint64_t bytes);
-
   Residency& residency();
-  const Budget& budget() const;
+  HostMemory& memory();
   const HostTierOptions& options() const;
   HostTierStats stats() const;
 

@@ -61,6 +61,15 @@ enum class Home : std::uint8_t {
   kAway,    // as kBelow, but few of them at a time: see away_limit_bytes
 };
 
+// Which states leave memory first when room is needed.
+enum class Worth : std::uint8_t {
+  // The one used last goes first: they are used in the same order again and
+  // again, so it is the one that is needed last.
+  kLow,
+  kMiddle,  // the longest unused goes first, as for kHigh
+  kHigh,
+};
+
 enum class Use : std::uint8_t {
   kRead,
   kChange,   // the content is new afterwards
@@ -140,7 +149,10 @@ struct ResidencyOptions {
   std::shared_ptr<Backing> backing;  // null: everything stays in memory
   // Asked before a state that nobody has pinned leaves memory. Called with the
   // tier locked: it must not call back, and must not block. None: kDrop.
-  std::function<Leave(StateRef, void* owner)> leaving;
+  std::function<Leave(StateRef, void* owner)> leaving = {};
+  // Asked for bytes when nothing of this tier can leave memory any more:
+  // whether somebody else gave some back.
+  std::function<bool(std::uint64_t bytes)> others = {};
   // States with Home::kAway are dropped at the end of a pin while more than
   // this is in memory of them together.
   std::uint64_t away_limit_bytes = 0;
@@ -177,7 +189,8 @@ class Residency {
 
   // A state without content, or with what the backing has for it. Without a
   // backing its home must be kMemory. `owner` is for leaving().
-  Result<StateRef> add(const StateSpec& spec, Home home, void* owner = nullptr);
+  Result<StateRef> add(const StateSpec& spec, Home home, void* owner = nullptr,
+                       Worth worth = Worth::kMiddle);
   // Memory with the content of a state that is empty.
   void give(StateRef state, Block block);
   // Gives its memory and its place below back, at once or when the last pin
@@ -197,7 +210,7 @@ class Residency {
   // written first, in the background. Nothing happens to a home of kMemory.
   void evict(StateRef state);
 
-  // Drops states, the longest unused first, until so many bytes were given
+  // Drops states, in the order of their Worth, until so many bytes were given
   // back or nothing is left to drop. Returns how many.
   std::uint64_t make_room(std::uint64_t bytes);
 

@@ -119,11 +119,15 @@ void bind_adam(py::module_& module) {
   py::class_<SplitMaster, std::shared_ptr<SplitMaster>>(
       module, "SplitMaster",
       "The float32 master of a bfloat16 weight, as the 16 bits it lacks.")
-      .def(py::init(&SplitMaster::create), py::arg("weight"))
+      .def(py::init(&SplitMaster::create), py::arg("weight"),
+           py::call_guard<py::gil_scoped_release>())
       .def_static("possible", &SplitMaster::possible)
-      .def("join", py::overload_cast<const at::Tensor&>(&SplitMaster::join),
+      .def("join", &SplitMaster::join,
            "The master in float32, which it is until the next update.",
-           py::arg("weight"), py::call_guard<py::gil_scoped_release>());
+           py::arg("weight"), py::call_guard<py::gil_scoped_release>())
+      .def("copy", &SplitMaster::copy,
+           "The master in float32; it stays split itself.", py::arg("weight"),
+           py::call_guard<py::gil_scoped_release>());
 
   AdamOptions defaults;
   module.def("adam_update", py_adam_update, kUpdateDoc, py::arg("weight"),

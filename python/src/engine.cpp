@@ -18,6 +18,7 @@
 #include "adapters/torch/keys.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/pins.h"
+#include "adapters/torch/split_master.h"
 #include "python/src/bindings.h"
 #include "zinf/bytes.h"
 
@@ -43,11 +44,11 @@ std::shared_ptr<Manager> make_manager(std::uint64_t host_bytes,
                                       bool evict_always, bool audit,
                                       std::uint64_t away_bytes) {
   ManagerOptions options;
-  options.tier = {.host_bytes = host_bytes,
-                  .nvme = std::move(nvme),
+  options.tier = {.nvme = std::move(nvme),
                   .weights = parse_where("weights", weights),
                   .states = parse_where("states", states),
                   .away_bytes = evict_always ? 0 : away_bytes};
+  options.host_bytes = host_bytes;
   options.device_bytes = device_bytes;
   options.evict_always = evict_always;
   options.audit = audit;
@@ -113,6 +114,10 @@ py::dict stats_of(Manager& manager) {
   dict["fetches"] = residency.fetches;
   dict["drops"] = residency.drops;
   dict["nvme_bytes"] = stats.tier.nvme_bytes;
+  BudgetUsage host = process_memory()->budget().usage();
+  dict["host_limit_bytes"] = host.limit_bytes;
+  dict["host_used_bytes"] = host.total.used_bytes;
+  dict["host_peak_bytes"] = host.total.high_bytes;
   dict["intercepted"] = num_intercepted();
   dict["escapes"] = stats.escapes;
   dict["faults"] = Sentinel::num_faults();
@@ -177,6 +182,8 @@ void bind_engine(py::module_& module) {
             self.close();
           },
           Released())
+      .def("fail", &Manager::fail)
+      .def("heal", &Manager::heal)
       .def("unlink_files", &Manager::unlink_files, Released())
       .def("stats", &stats_of);
 
@@ -194,6 +201,15 @@ void bind_engine(py::module_& module) {
     return std::vector<std::shared_ptr<Manager>>(managers.begin(),
                                                  managers.end());
   });
+  module.def("consume_gradient", [](at::Tensor& parameter) {
+    Unit* unit = Unit::of(parameter);
+    parameter.mutable_grad() = Unit::consumed(unit->manager(), parameter.grad(),
+                                              "gradient of " + unit->name());
+  });
+  module.def("is_consumed", [](const at::Tensor& grad) {
+    Unit* unit = Unit::of(grad);
+    return unit != nullptr && unit->is_consumed();
+  });
   module.def("is_managed", [](const at::Tensor& tensor) {
     return Unit::of(tensor) != nullptr;
   });
@@ -207,14 +223,15 @@ void bind_engine(py::module_& module) {
     return at::empty({0}, tensor.options());
   });
   module.def("release", &release_tensor, Released());
-  using Named = std::tuple<std::string, std::string, at::Tensor>;
+  using Named = std::tuple<std::string, std::string, at::Tensor,
+                           std::shared_ptr<SplitMaster>>;
   module.def(
       "save_tensors",
       [](const std::string& path, const std::vector<Named>& tensors,
          std::uint64_t step, const std::string& extra) {
         std::vector<NamedTensor> named;
-        for (const auto& [unit, state, tensor] : tensors) {
-          named.push_back({unit, state, tensor});
+        for (const auto& [unit, state, tensor, split] : tensors) {
+          named.push_back({unit, state, tensor, split});
         }
         py::gil_scoped_release released;
         throw_if_error(save_tensors(path, named, step, extra));
@@ -236,13 +253,21 @@ void bind_engine(py::module_& module) {
       .def("check",
            [](const TensorReader& self, const std::string& unit,
               const std::string& state, const at::Tensor& tensor) {
-             throw_if_error(self.check({unit, state, tensor}));
+             throw_if_error(self.check({unit, state, tensor, nullptr}));
            })
       .def("read", [](TensorReader& self, const std::string& unit,
                       const std::string& state, const at::Tensor& tensor) {
         py::gil_scoped_release released;
-        throw_if_error(self.read({unit, state, tensor}));
+        throw_if_error(self.read({unit, state, tensor, nullptr}));
       });
+  module.def(
+      "trim_host_memory",
+      [] {
+        process_memory()->trim();
+        return process_memory()->budget().usage().total.used_bytes;
+      },
+      "Gives unused memory back to the system; the bytes still in use.",
+      Released());
   module.def("parse_bytes", [](const std::string& text) {
     Result<std::uint64_t> bytes = parse_bytes(text);
     throw_if_error(bytes.status());

@@ -1,7 +1,9 @@
 // zinf._C: the C++ core as a Python module.
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <exception>
+#include <string>
 
 #include "adapters/torch/error.h"
 #include "python/src/bindings.h"
@@ -11,6 +13,27 @@ namespace py = pybind11;
 
 namespace {
 
+PyObject* budget_error = nullptr;
+
+// What torch turns into a Python exception of that type, wherever an operator
+// throws it.
+struct PyBudgetError final : torch::PyTorchError {
+  explicit PyBudgetError(const std::string& text) { msg = text; }
+  PyObject* python_type() override { return budget_error; }
+};
+
+void throw_budget_error(const zinf::Status& status) {
+  throw PyBudgetError(status.text());
+}
+
+void add_budget_error(py::module_& module) {
+  budget_error = PyErr_NewExceptionWithDoc(
+      "zinf.BudgetError", "A budget is too small; the text says for what.",
+      PyExc_RuntimeError, nullptr);
+  module.attr("BudgetError") = py::handle(budget_error);
+  zinf::set_budget_thrower(&throw_budget_error);
+}
+
 void translate(std::exception_ptr thrown) {
   try {
     if (thrown) std::rethrow_exception(thrown);
@@ -18,6 +41,8 @@ void translate(std::exception_ptr thrown) {
     PyObject* type = error.code() == zinf::Code::kInvalid ? PyExc_ValueError
                                                           : PyExc_RuntimeError;
     py::set_error(type, error.what());
+  } catch (PyBudgetError& error) {
+    py::set_error(error.python_type(), error.what());
   }
 }
 
@@ -26,6 +51,7 @@ void translate(std::exception_ptr thrown) {
 PYBIND11_MODULE(_C, module) {
   module.attr("__version__") = zinf::version();
   py::register_local_exception_translator(translate);
+  add_budget_error(module);
   zinf::bind_adam(module);
   zinf::bind_engine(module);
 }

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
 import pickle
 import random
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from zinf import _C
+from zinf._states import NARROW
 
 if TYPE_CHECKING:
     from zinf.optim import AdamW
@@ -20,6 +23,12 @@ Named = tuple[str, str, torch.Tensor]  # unit, state, tensor
 
 
 def save(path: str, models: list[torch.nn.Module], optimizers: list[AdamW], extra: Any) -> None:
+    for optimizer in optimizers:
+        if optimizer._failure is not None:
+            raise RuntimeError(
+                f"save: weights and states do not fit together ({optimizer._failure}): "
+                "load a good state first"
+            )
     steps = [_steps(models, optimizer) for optimizer in optimizers]
     meta = {
         "groups": [_groups(models, optimizer) for optimizer in optimizers],
@@ -30,9 +39,13 @@ def save(path: str, models: list[torch.nn.Module], optimizers: list[AdamW], extr
         "extra": extra,
     }
     data = _encode_meta(meta)
-    tensors = _model_tensors(models)
+    tensors: list[tuple[str, str, torch.Tensor, _C.SplitMaster | None]] = [
+        (*named, None) for named in _model_tensors(models)
+    ]
     for index, optimizer in enumerate(optimizers):
-        tensors += _state_tensors(models, optimizer, index)
+        for name, key, parameter, value in _states(models, optimizer, index):
+            split = isinstance(value, _C.SplitMaster)
+            tensors.append((name, key, parameter, value) if split else (name, key, value, None))
     step = max((step for of in steps for step in of.values()), default=0)
     _C.save_tensors(path, tensors, step, data)
 
@@ -52,15 +65,17 @@ def load(path: str, models: list[torch.nn.Module], optimizers: list[AdamW]) -> t
     for named in expected:
         reader.check(*named)
 
-    for optimizer in optimizers:  # until all is read
-        optimizer._failure = f"engine.load({path!r}) was not finished"
-    for index, (optimizer, steps) in enumerate(zip(optimizers, meta["steps"], strict=True)):
-        _prepare_states(models, optimizer, steps)
-        tensors += _state_tensors(models, optimizer, index)
-    for named in tensors:
-        reader.read(*named)
+    with _unfinished(path, optimizers):
+        for index, (optimizer, steps) in enumerate(zip(optimizers, meta["steps"], strict=True)):
+            _prepare_states(models, optimizer, steps)
+            for name, key, parameter, value in _states(models, optimizer, index):
+                if isinstance(value, _C.SplitMaster):
+                    value = value.join(parameter)
+                tensors.append((name, key, value))
+        for named in tensors:
+            reader.read(*named)
     for optimizer in optimizers:
-        optimizer._failure = None
+        optimizer._heal()
     for optimizer, groups, steps in zip(optimizers, meta["groups"], meta["steps"], strict=True):
         _restore_groups(models, optimizer, groups, steps)
     torch.set_rng_state(meta["rng"])
@@ -77,14 +92,21 @@ def load_weights(path: str, models: list[torch.nn.Module], optimizers: list[Adam
     tensors = _model_tensors(models)
     for named in tensors:
         reader.check(*named)
-    failures = [optimizer._failure for optimizer in optimizers]
-    for optimizer in optimizers:  # until all is read
-        optimizer._failure = f"engine.load({path!r}) was not finished"
-    for named in tensors:
-        reader.read(*named)
-    for optimizer, failure in zip(optimizers, failures, strict=True):
-        optimizer._failure = failure
+    with _unfinished(path, optimizers):
+        for named in tensors:
+            reader.read(*named)
     return reader.step, meta["extra"]
+
+
+@contextlib.contextmanager
+def _unfinished(path: str, optimizers: list[AdamW]) -> Iterator[None]:
+    """Nobody trains with what an exception inside it leaves behind."""
+    before = [optimizer._failure for optimizer in optimizers]
+    for optimizer in optimizers:
+        optimizer._failure = f"engine.load({path!r}) was not finished"
+    yield
+    for optimizer, failure in zip(optimizers, before, strict=True):
+        optimizer._failure = failure
 
 
 def _open(path: str) -> tuple[_C.TensorReader, dict[str, Any]]:
@@ -200,21 +222,16 @@ def _state_name(index: int, key: str) -> str:
     return f"{key}:{index}" if index else key
 
 
-def tensors_of(parameter: torch.Tensor, state: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state of a parameter, with its master in float32, which it is until the next update."""
-    return {
-        name: value.join(parameter) if isinstance(value, _C.SplitMaster) else value
-        for name, value in state.items()
-    }
-
-
-def _state_tensors(models: list[torch.nn.Module], optimizer: AdamW, index: int) -> list[Named]:
+def _states(
+    models: list[torch.nn.Module], optimizer: AdamW, index: int
+) -> list[tuple[str, str, torch.Tensor, Any]]:
+    """Name of the unit, name of the state, parameter and what the optimizer has for it."""
     names = _names(models)
     return [
-        (_name_of(names, parameter), _state_name(index, key), value)
+        (_name_of(names, parameter), _state_name(index, key), parameter, value)
         for group in optimizer.param_groups
         for parameter in group["params"]
-        for key, value in tensors_of(parameter, optimizer.state.get(parameter, {})).items()
+        for key, value in optimizer.state.get(parameter, {}).items()
         if key != "step"
     ]
 
@@ -231,7 +248,7 @@ def _expected_states(
             if name not in steps:
                 continue
             keys = ["exp_avg", "exp_avg_sq"]
-            keys += ["master"] if parameter.dtype in (torch.bfloat16, torch.float16) else []
+            keys += ["master"] if parameter.dtype in NARROW else []
             like = torch.empty(parameter.shape, dtype=torch.float32, device="meta")
             expected += [(name, _state_name(index, key), like) for key in keys]
     return expected

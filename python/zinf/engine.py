@@ -20,6 +20,7 @@ from torch.nn.modules.module import (
 )
 
 from zinf import _C, _constructors, checkpoint
+from zinf._states import joined
 
 if TYPE_CHECKING:
     from zinf.optim import AdamW
@@ -133,21 +134,28 @@ class Engine:
             raise ValueError(
                 "this engine does not manage the model: it was never adopted, or released before"
             )
+        states = [
+            (parameter, state)
+            for optimizer in self._optimizers()
+            for parameter in parameters
+            if (state := optimizer.state.get(parameter))
+        ]
         try:
+            for parameter, state in states:
+                state.update(joined(parameter, state))
+                for value in state.values():
+                    _C.release(value)
             for parameter in parameters:
+                if parameter.grad is not None:
+                    _C.release(parameter.grad)
                 _C.release(parameter)
         except RuntimeError:
             self._adopt_parameters(model)
+            for _, state in states:
+                for name, value in state.items():
+                    if name != "step":
+                        self._manager.adopt(value, "state", name)
             raise
-        for parameter in parameters:
-            if parameter.grad is not None:
-                _C.release(parameter.grad)
-            for optimizer in self._optimizers():
-                state = optimizer.state.get(parameter)
-                if state:
-                    state.update(checkpoint.tensors_of(parameter, state))
-                    for value in state.values():
-                        _C.release(value)
         for module in model.modules():
             self._released.add(module)
         return model
@@ -197,7 +205,13 @@ class Engine:
         if only not in (None, "weights"):
             raise ValueError(f'only is {only!r}, must be "weights" or None')
         load = checkpoint.load if only is None else checkpoint.load_weights
-        return load(os.fspath(path), self._roots(), self._optimizers())
+        failure = self._manager.heal()
+        try:
+            return load(os.fspath(path), self._roots(), self._optimizers())
+        except BaseException:
+            if failure:
+                self._manager.fail(failure)
+            raise
 
     def _check_open(self) -> None:
         if self._closed:
@@ -246,7 +260,7 @@ _live: list[weakref.ref[AdamW]] = []  # zinf optimizers, in the order of their m
 
 
 def note_optimizer(optimizer: AdamW) -> None:
-    _live[:] = [known for known in _live if known() is not None]
+    _live[:] = [known for known in _live if known() not in (None, optimizer)]
     _live.append(weakref.ref(optimizer))
 
 

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from zinf import _C
-from zinf.checkpoint import tensors_of
+from zinf._backward import BackwardUpdate
+from zinf._states import NARROW, copied
 from zinf.engine import engine_of, engine_of_manager, note_optimizer
 
-_NARROW = (torch.bfloat16, torch.float16)
+_TYPES = (torch.float32, *NARROW)
+_OPTIONS = ("max_grad_norm", "master", "update", "micro_batches", "_failure")  # in copies
 
 
 @functools.cache
@@ -29,7 +31,9 @@ class AdamW(torch.optim.Optimizer):
     arithmetic.
 
     max_grad_norm: clip as torch.nn.utils.clip_grad_norm_ does, to the bit for float32 gradients.
-    update: "step", when step() is called.
+    update: "step": when step() is called. "backward": inside backward, as soon as a gradient is complete: it
+        takes the least memory and time, and gradients are gone when backward returns (touching one raises).
+    micro_batches: with update="backward", how many backward passes make one step.
     master: "split" keeps, of the master of a managed bfloat16 weight, only the 16 bits that the weight lacks;
         "plain" keeps all 32. The results are the same.
 
@@ -40,8 +44,20 @@ class AdamW(torch.optim.Optimizer):
         >>> optimizer.zero_grad()
     """
 
-    # GradScaler gives its scale to step() instead of refusing float16 gradients.
-    _step_supports_amp_scaling = True
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Asked by GradScaler, which then gives its scale to step() instead of refusing float16 gradients."""
+        if self._backward is not None:
+            raise RuntimeError('GradScaler does not work with update="backward": use update="step"')
+        return True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        if self._backward is not None:
+            self._backward.watch(len(self.param_groups) - 1, self.param_groups[-1])
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none or self._backward is not None)
 
     def __init__(
         self,
@@ -53,9 +69,12 @@ class AdamW(torch.optim.Optimizer):
         max_grad_norm: float | None = None,
         update: str = "step",
         master: str = "split",
+        micro_batches: int = 1,
     ):
-        if update != "step":
-            raise ValueError(f'update is {update!r}, must be "step"')
+        if update not in ("step", "backward"):
+            raise ValueError(f'update is {update!r}, must be "step" or "backward"')
+        if micro_batches < 1 or (micro_batches > 1 and update == "step"):
+            raise ValueError(f'micro_batches is {micro_batches!r}: it is for update="backward", 1 or more')
         if master not in ("split", "plain"):
             raise ValueError(f'master is {master!r}, must be "split" or "plain"')
         if max_grad_norm is not None and not max_grad_norm > 0:
@@ -67,42 +86,57 @@ class AdamW(torch.optim.Optimizer):
             raise ValueError(f"betas are {betas!r}, must be in [0, 1)")
         self.max_grad_norm = max_grad_norm
         self.master = master
+        self.update = update
+        self.micro_batches = micro_batches
+        self._backward = BackwardUpdate(self, micro_batches) if update == "backward" else None
         self._failure: str | None = None  # of an update: weights and states do not fit together any more
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         note_optimizer(self)
 
     def state_dict(self) -> dict[str, Any]:
         packed = super().state_dict()
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        for index, parameter in enumerate(parameters):
+        for index, parameter in enumerate(self._parameters()):
             if index in packed["state"]:
-                packed["state"][index] = tensors_of(parameter, packed["state"][index])
+                packed["state"][index] = copied(parameter, packed["state"][index])
         return packed
 
     def __getstate__(self) -> dict[str, Any]:
-        states = {parameter: tensors_of(parameter, state) for parameter, state in self.state.items()}
-        options = {"max_grad_norm": self.max_grad_norm, "master": self.master, "_failure": self._failure}
+        states = {parameter: copied(parameter, state) for parameter, state in self.state.items()}
+        options = {name: getattr(self, name) for name in _OPTIONS}
         return {**super().__getstate__(), "state": defaultdict(dict, states), **options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        if "update" in state:  # of a copy: load_state_dict() comes here without
+            self._backward = BackwardUpdate(self, self.micro_batches) if self.update == "backward" else None
+        if self._backward is not None:
+            for index, group in enumerate(self.param_groups):
+                self._backward.watch(index, group)
         note_optimizer(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        # Torch has cast the states to the weight's type; ours are float32 whatever that is.
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        for index, parameter in zip(saved, parameters, strict=True):
-            for name, value in state_dict["state"].get(index, {}).items():
-                if name == "master":
-                    self._set_master(parameter, value)
-                elif name != "step":
-                    self._set_state(parameter, name, value.detach().to("cpu", torch.float32, copy=True))
-            state = self.state[parameter]
-            if state and parameter.dtype in _NARROW and "master" not in state:  # of another optimizer
-                self._set_master(parameter, parameter)
-        self._failure = None
+        given = [state_dict["state"].get(index) for index in saved]
+        for parameter, state in zip(self._parameters(), given, strict=False):
+            if state:
+                _check_state(parameter, state)
+        # Torch would cast the states to the weight's type; ours are float32 whatever that is.
+        super().load_state_dict({**state_dict, "state": {}})
+        self._failure = "load_state_dict() was not finished"
+        for parameter, state in zip(self._parameters(), given, strict=True):
+            if state:
+                self._load_state(parameter, state)
+        self._heal()
+
+    def _load_state(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        for name in ("exp_avg", "exp_avg_sq"):
+            self._set_state(parameter, name, state[name].detach().to("cpu", torch.float32, copy=True))
+        if parameter.dtype in NARROW:
+            self._set_master(parameter, state.get("master", parameter))  # none: of another optimizer
+        self.state[parameter]["step"] = torch.tensor(float(state["step"]), dtype=torch.float32)
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -110,17 +144,13 @@ class AdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._failure is not None:
-            raise RuntimeError(
-                f"weights and states do not fit together ({self._failure}): load a good state first, with "
-                "engine.load() or load_state_dict()"
-            )
+        self._check_usable()
         self._refresh()
         if float(getattr(self, "found_inf", 0.0)):
             return loss  # the scaler has found a gradient that is not finite
         scale = getattr(self, "grad_scale", None)
         inverse_scale = 1.0 if scale is None else 1.0 / float(scale)
-        groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
+        groups = [(group, [p for p in group["params"] if self._is_due(p)]) for group in self.param_groups]
         updated = [parameter for _, parameters in groups for parameter in parameters]
         self._prepare(updated)
         clip = self._clip_factor([parameter.grad for parameter in updated], inverse_scale)
@@ -130,7 +160,37 @@ class AdamW(torch.optim.Optimizer):
         except Exception as error:
             self._failure = str(error)
             raise
+        if self._backward is not None:
+            for parameter in updated:
+                if _C.is_managed(parameter):
+                    _C.consume_gradient(parameter)
+            self._backward.end_step(self)
         return loss
+
+    def _is_due(self, parameter: torch.Tensor) -> bool:
+        if parameter.grad is None:
+            return False
+        return self._backward is None or not _C.is_consumed(parameter.grad)
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError(
+                f"weights and states do not fit together ({self._failure}): load a good state first, with "
+                "engine.load() or load_state_dict()"
+            )
+
+    def _heal(self) -> None:
+        """A good state was loaded."""
+        self._failure = None
+        if self._backward is not None:
+            self._backward.begin_step()
+
+    def _fail(self, why: str) -> None:
+        """Neither this optimizer nor its engines are used again before a good state is loaded."""
+        self._failure = why
+        for manager in _C.managers_of(self._parameters()):
+            if manager is not None:
+                manager.fail(why)
 
     def _prepare(self, parameters: list[torch.Tensor]) -> None:
         """Everything that can be refused, before anything is changed."""
@@ -139,8 +199,25 @@ class AdamW(torch.optim.Optimizer):
                 "zinf.AdamW does not take sparse gradients: build the embedding with sparse=False"
             )
         for parameter in parameters:
-            if not self.state[parameter]:
+            if parameter.dtype not in _TYPES:
+                raise RuntimeError(f"zinf.AdamW takes float32, bfloat16 and float16, not {parameter.dtype}")
+            state = self.state[parameter]
+            if not state:
                 self._make_state(parameter)
+            elif state["exp_avg"].shape != parameter.shape:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(parameter.shape)} had another shape when its states were "
+                    "made: give the optimizer a new parameter instead"
+                )
+            elif (parameter.dtype in NARROW) != ("master" in state):
+                self._change_type(parameter, state)
+
+    def _change_type(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        """The weight has another type than before: model.float(), model.bfloat16()."""
+        if parameter.dtype in NARROW:
+            self._set_master(parameter, parameter)
+        else:
+            del state["master"]  # it is its own
 
     def _update_group(
         self, group: dict[str, Any], parameters: list[torch.Tensor], inverse_scale: float, clip: float
@@ -159,7 +236,7 @@ class AdamW(torch.optim.Optimizer):
         )
 
     def _refresh(self) -> None:
-        managers = _C.managers_of([p for group in self.param_groups for p in group["params"]])
+        managers = _C.managers_of(self._parameters())
         for manager in managers:
             engine = engine_of_manager(manager)
             if engine is not None:
@@ -179,7 +256,7 @@ class AdamW(torch.optim.Optimizer):
                     parameter, dtype=torch.float32, device="cpu", memory_format=torch.preserve_format
                 )
                 self._set_state(parameter, name, zeros)
-            if parameter.dtype in _NARROW:
+            if parameter.dtype in NARROW:
                 self._set_master(parameter, parameter)
             self.state[parameter]["step"] = torch.zeros((), dtype=torch.float32)
         except Exception:
@@ -200,3 +277,17 @@ class AdamW(torch.optim.Optimizer):
         if engine is not None:
             engine._manager.adopt(tensor, "state", name)
         self.state[parameter][name] = tensor
+
+
+def _check_state(parameter: torch.Tensor, state: dict[str, Any]) -> None:
+    """Refuses what is no state of Adam for this parameter."""
+    missing = {"exp_avg", "exp_avg_sq", "step"} - state.keys()
+    if missing:
+        raise ValueError(
+            f"these are states of another optimizer: they have {sorted(state)}, not {sorted(missing)}"
+        )
+    for name in state.keys() & {"exp_avg", "exp_avg_sq", "master"}:
+        value = state[name]
+        if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+            shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise ValueError(f"{name} is {shape}, its parameter has shape {tuple(parameter.shape)}")

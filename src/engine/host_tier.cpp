@@ -44,35 +44,52 @@ Where HostTierOptions::where(Role role) const {
   return role == Role::kState ? states : weights;
 }
 
+// A step uses every state once, and weights and gradients more than once.
+static Worth worth_of(Role role) {
+  switch (role) {
+    case Role::kState:
+      return Worth::kLow;
+    case Role::kWeight:
+      return Worth::kMiddle;
+    case Role::kGrad:
+      return Worth::kHigh;
+  }
+  return Worth::kMiddle;
+}
+
 // Members are destroyed from the last: the states before what they use.
 struct HostTier::Parts {
   HostTierOptions options;
-  Budget budget;
-  SlabPool pool;
+  std::shared_ptr<HostMemory> memory;
   std::shared_ptr<Scratch> scratch;  // null without NVMe
   Residency residency;
+  std::shared_ptr<void> giver;  // of the residency's memory
 };
 
 Result<std::shared_ptr<HostTier>> HostTier::create(
-    const HostTierOptions& options,
+    std::shared_ptr<HostMemory> memory, const HostTierOptions& options,
     std::function<Leave(StateRef, void* owner)> leaving) {
   ZINF_TRY(options.validate());
-  std::uint64_t limit =
-      options.host_bytes == 0 ? kAddressSpaceBytes : options.host_bytes;
-  ZINF_ASSIGN(Budget budget, Budget::create("host_memory", limit));
-  ZINF_ASSIGN(SlabPool pool,
-              SlabPool::create({.budget = &budget, .tag = Tag::kWeight}));
+
   std::shared_ptr<Scratch> scratch;
   if (!options.nvme.empty()) {
     scratch = std::make_shared<Scratch>(options.nvme);
   }
   std::shared_ptr<HostTier> tier(new HostTier());
   tier->parts_.reset(
-      new Parts{options, std::move(budget), pool, scratch,
-                Residency({.allocate = slab_memory(pool),
+      new Parts{options, memory, scratch,
+                Residency({.allocate = memory->slabs(),
                            .backing = scratch,
                            .leaving = std::move(leaving),
-                           .away_limit_bytes = options.away_bytes})});
+                           .others =
+                               [&other = *memory](std::uint64_t bytes) {
+                                 return other.make_room(bytes) > 0;
+                               },
+                           .away_limit_bytes = options.away_bytes}),
+                nullptr});
+  Residency& residency = tier->parts_->residency;
+  tier->parts_->giver = memory->add_giver(
+      [&](std::uint64_t bytes) { return residency.make_room(bytes); });
   return tier;
 }
 
@@ -91,7 +108,7 @@ Home HostTier::home_of(Role role) const {
 }
 
 Result<StateRef> HostTier::add(const StateSpec& spec, Role role, void* owner) {
-  return parts_->residency.add(spec, home_of(role), owner);
+  return parts_->residency.add(spec, home_of(role), owner, worth_of(role));
 }
 
 Status HostTier::reserve(std::uint64_t bytes, std::size_t num_states) {
@@ -103,30 +120,8 @@ void HostTier::unlink_files() {
   if (parts_->scratch != nullptr) parts_->scratch->unlink_files();
 }
 
-Reservation reserve_or_exceed(const Budget& budget, Tag tag,
-                              std::uint64_t bytes,
-                              const std::function<void()>& make_room) {
-  auto reservation = budget.reserve(tag, bytes);
-  if (!reservation.ok()) {
-    make_room();
-    reservation = budget.reserve(tag, bytes);
-  }
-  if (!reservation.ok()) {
-    reservation = budget.reserve(tag, 0);
-    reservation->grow_beyond_limit(bytes);
-  }
-  return std::move(reservation).value();
-}
-
-Reservation HostTier::count(Tag tag, std::uint64_t bytes) {
-  return reserve_or_exceed(parts_->budget, tag, bytes, [&] {
-    (void)parts_->residency.make_room(bytes);
-    parts_->pool.trim();  // what came back is kept, and counted, until then
-  });
-}
-
 Residency& HostTier::residency() { return parts_->residency; }
-const Budget& HostTier::budget() const { return parts_->budget; }
+HostMemory& HostTier::memory() { return *parts_->memory; }
 const HostTierOptions& HostTier::options() const { return parts_->options; }
 
 HostTierStats HostTier::stats() const {

@@ -60,7 +60,7 @@ struct Budget::State {
   Status refusal(Tag tag, std::uint64_t wanted) const;
 
   const std::string name;
-  const std::uint64_t limit_bytes;
+  std::atomic<std::uint64_t> limit_bytes;
   Count total;
   std::array<Count, kNumTags> by_tag;
 };
@@ -115,6 +115,13 @@ Result<Reservation> Budget::reserve(Tag tag, std::uint64_t bytes) const {
   Reservation reservation(state_, tag);
   ZINF_TRY(reservation.grow(bytes));
   return reservation;
+}
+
+void Budget::set_limit(std::uint64_t limit_bytes) const {
+  ZINF_CHECK(limit_bytes > 0 && limit_bytes <= kAddressSpaceBytes,
+             "a limit of %llu bytes",
+             static_cast<unsigned long long>(limit_bytes));
+  state_->limit_bytes = limit_bytes;
 }
 
 BudgetUsage Budget::usage() const { return state_->usage(); }
@@ -173,6 +180,21 @@ void Reservation::shrink(std::uint64_t bytes) {
   bytes_ -= bytes;
   state_->of(tag_).used.fetch_sub(bytes, kRelaxed);
   state_->total.used.fetch_sub(bytes, kRelaxed);
+}
+
+Reservation reserve_or_exceed(const Budget& budget, Tag tag,
+                              std::uint64_t bytes,
+                              const std::function<void()>& make_room) {
+  auto reservation = budget.reserve(tag, bytes);
+  if (!reservation.ok()) {
+    make_room();
+    reservation = budget.reserve(tag, bytes);
+  }
+  if (!reservation.ok()) {
+    reservation = budget.reserve(tag, 0);
+    reservation->grow_beyond_limit(bytes);
+  }
+  return std::move(reservation).value();
 }
 
 }  // namespace zinf

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "src/base/check.h"
 #include "src/optim/kernels.h"
 #include "src/optim/run.h"
 
@@ -60,6 +61,7 @@ void join_master(const std::uint16_t* high, const std::uint16_t* low,
 
 std::size_t follow_edits(Dtype dtype, const void* weight, float* master,
                          std::size_t count, ThreadPool* pool) {
+  ZINF_CHECK(dtype != Dtype::kFloat32, "a float32 weight has no master");
   constexpr std::size_t kBlock = 2048;
   const auto* weights = static_cast<const std::uint16_t*>(weight);
   std::atomic<std::size_t> edited = 0;

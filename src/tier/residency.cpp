@@ -65,13 +65,17 @@ void Residency::Impl::move_to(State& state, Place to) {
 }
 
 Result<StateRef> Residency::Impl::add(const StateSpec& spec, Home home,
-                                      void* owner) {
+                                      void* owner, Worth worth) {
   if (options_.backing == nullptr && home != Home::kMemory) {
     return Status::error(Code::kInvalid,
                          "the home of " + spec.name() +
                              " is below this memory, and nothing is there");
   }
-  State state{.spec = spec, .home = home, .owner = owner, .in_use = true};
+  State state{.spec = spec,
+              .home = home,
+              .worth = worth,
+              .owner = owner,
+              .in_use = true};
   if (options_.backing != nullptr) {
     ZINF_ASSIGN(state.below, options_.backing->add(spec));
     if (options_.backing->has_content(state.below)) state.place = kAbsent;
@@ -233,6 +237,7 @@ Status Residency::Impl::room_for(StateRef ref) {
     bytes = at(ref).spec.bytes;
   }
   if (make_room(bytes) > 0) return {};
+  if (options_.others && options_.others(bytes)) return {};
   // Another thread may have given some back since: the last word.
   MutexLock lock(mutex_);
   State& state = at(ref);
@@ -443,8 +448,9 @@ Pin::~Pin() {
 Residency::Residency(ResidencyOptions options)
     : impl_(std::make_unique<Impl>(std::move(options))) {}
 Residency::~Residency() = default;
-Result<StateRef> Residency::add(const StateSpec& spec, Home home, void* owner) {
-  return impl_->add(spec, home, owner);
+Result<StateRef> Residency::add(const StateSpec& spec, Home home, void* owner,
+                                Worth worth) {
+  return impl_->add(spec, home, owner, worth);
 }
 void Residency::give(StateRef state, Block block) {
   impl_->give(state, std::move(block));

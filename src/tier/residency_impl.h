@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "src/base/mutex.h"
@@ -20,7 +21,8 @@ class Residency::Impl {
   explicit Impl(ResidencyOptions options) : options_(std::move(options)) {}
   ~Impl();
 
-  Result<StateRef> add(const StateSpec& spec, Home home, void* owner);
+  Result<StateRef> add(const StateSpec& spec, Home home, void* owner,
+                       Worth worth);
   void give(StateRef ref, Block block);
   void remove(StateRef ref);
   Result<std::span<std::byte>> pin(StateRef ref, Use use);
@@ -42,6 +44,7 @@ class Residency::Impl {
   struct State {
     StateSpec spec = {};
     Home home = Home::kMemory;
+    Worth worth = Worth::kMiddle;
     void* owner = nullptr;
     std::uint32_t below = 0;
     Place place = Place::kEmpty;
@@ -83,8 +86,9 @@ class Residency::Impl {
   std::uint64_t drop(StateRef ref) ZINF_REQUIRES(mutex_);
   std::uint64_t land(StateRef ref, const Status& outcome) ZINF_REQUIRES(mutex_);
   void land_finished() ZINF_REQUIRES(mutex_);
-  // Idle states in one of these places, the longest unused first.
-  std::vector<StateRef> by_age(Place place, std::optional<Home> home)
+  static std::pair<Worth, std::int64_t> order(const State& state);
+  // Idle states in that place, those that are to go first at the front.
+  std::vector<StateRef> by_worth(Place place, std::optional<Home> home)
       ZINF_REQUIRES(mutex_);
 
   void launch(StateRef ref) ZINF_EXCLUDES(mutex_);

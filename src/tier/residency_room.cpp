@@ -7,8 +7,14 @@ namespace zinf {
 
 using enum Place;
 
-std::vector<StateRef> Residency::Impl::by_age(Place place,
-                                              std::optional<Home> home) {
+// Small for what is to go first.
+std::pair<Worth, std::int64_t> Residency::Impl::order(const State& state) {
+  auto age = static_cast<std::int64_t>(state.last_use);
+  return {state.worth, state.worth == Worth::kLow ? -age : age};
+}
+
+std::vector<StateRef> Residency::Impl::by_worth(Place place,
+                                                std::optional<Home> home) {
   std::vector<StateRef> refs;
   for (std::uint32_t i = 0; i < states_.size(); ++i) {
     const State& state = states_[i];
@@ -18,7 +24,7 @@ std::vector<StateRef> Residency::Impl::by_age(Place place,
   }
   std::sort(refs.begin(), refs.end(),
             [&](StateRef a, StateRef b) ZINF_REQUIRES(mutex_) {
-              return states_[a.index].last_use < states_[b.index].last_use;
+              return order(states_[a.index]) < order(states_[b.index]);
             });
   return refs;
 }
@@ -34,22 +40,22 @@ std::uint64_t Residency::Impl::make_room(std::uint64_t bytes,
       MutexLock lock(mutex_);
       std::uint64_t before = stats_.memory_bytes;
       land_finished();
-      for (StateRef ref : by_age(kResident, home)) {
+      for (StateRef ref : by_worth(kResident, home)) {
         if (freed + before - stats_.memory_bytes >= bytes) break;
         (void)drop(ref);
       }
       freed += before - stats_.memory_bytes;
       if (freed >= bytes) return freed;
-      moving = by_age(kWriting, home);
+      moving = by_worth(kWriting, home);
       if (moving.empty()) {
         std::uint64_t coming = freed;
-        for (StateRef ref : by_age(kDirty, home)) {
+        for (StateRef ref : by_worth(kDirty, home)) {
           if (coming >= bytes) break;
           if (!claim_write(ref)) continue;
           claimed.push_back(ref);
           coming += at(ref).spec.bytes;
         }
-        moving = claimed.empty() ? by_age(kReading, home) : claimed;
+        moving = claimed.empty() ? by_worth(kReading, home) : claimed;
       }
       for (StateRef ref : moving) at(ref).leaving = true;
     }

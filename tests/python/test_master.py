@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 
 import pytest
 import torch
@@ -93,7 +94,36 @@ def load_both(model, optimizer):
 
 @torch.no_grad()
 def set_storage(model, optimizer):
-    model[4].weight.set_((model[4].weight.detach() * 1.5).bfloat16())
+    other = model[4].weight.detach().clone()
+    other[1] *= 1.5
+    model[4].weight.set_(other)
+
+
+@torch.no_grad()
+def empty_and_refill(model, optimizer):
+    """As sharded trainers do: the storage is given back, and filled with the same values."""
+    values = model[4].weight.detach().clone()
+    storage = model[4].weight.untyped_storage()
+    size = storage.nbytes()
+    storage.resize_(0)
+    storage.resize_(size)
+    model[4].weight.copy_(values)
+
+
+def another_optimizer(model, optimizer):
+    if not hasattr(optimizer, "other"):
+        optimizer.other = zinf.AdamW(model.parameters(), lr=LR, master=optimizer.master)
+    step(model, optimizer.other, 7, loss)
+
+
+def to_float_and_back(model, optimizer):
+    if optimizer.state:
+        model.float()
+        float_loss = F.mse_loss(model(inputs(3)), inputs(4))
+        float_loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.bfloat16()
 
 
 EDITS = [
@@ -104,6 +134,9 @@ EDITS = [
     reload_optimizer,
     load_both,
     set_storage,
+    empty_and_refill,
+    another_optimizer,
+    to_float_and_back,
     lambda model, optimizer: None,
 ]
 RAW_EDITS = [edit_through_numpy, hold_an_array]
@@ -143,6 +176,79 @@ def test_a_split_master_takes_two_bytes(nvme):
             written[master] = engine.stats()["bytes_written"] - before
             numel = sum(parameter.numel() for parameter in model.parameters())
     assert written == {"split": 10 * numel, "plain": 12 * numel}
+
+
+def saves(model, optimizer, engine, path):
+    engine.save(path)
+
+
+def reads_states(model, optimizer, engine, path):
+    copy.deepcopy(optimizer.state_dict())
+
+
+def saves_weights(model, optimizer, engine, path):
+    torch.save(model.state_dict(), path)
+
+
+@pytest.mark.parametrize("look", [saves, reads_states, saves_weights])
+def test_looking_at_it_does_not_join_it(nvme, tmp_path, look):
+    """What the step after the next writes is what it wrote before; a raw pointer joins it for the next."""
+    written = []
+    with zinf.Engine(nvme=nvme, weights="host", states="nvme", evict="always") as engine:
+        model = born(engine, build)
+        optimizer = zinf.AdamW(model.parameters(), lr=LR)
+        step(model, optimizer, 0, loss)
+        look(model, optimizer, engine, tmp_path / "look")
+        for seed in range(1, 4):
+            before = engine.stats()["bytes_written"]
+            step(model, optimizer, seed, loss)
+            written.append(engine.stats()["bytes_written"] - before)
+    numel = sum(parameter.numel() for parameter in model.parameters())
+    assert written[1:] == [10 * numel] * 2
+    assert written[0] == 10 * numel or look is saves_weights
+
+
+def test_states_are_read_while_a_step_runs(engine):
+    model = born(engine, build)
+    optimizer = zinf.AdamW(model.parameters(), lr=LR)
+    step(model, optimizer, 0, loss)
+    stop = threading.Event()
+
+    def read():
+        while not stop.is_set():
+            optimizer.state_dict()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for seed in range(1, 12):
+            step(model, optimizer, seed, loss)
+    finally:
+        stop.set()
+        reader.join()
+    torch.manual_seed(0)
+    plain = build()
+    plain_optimizer = zinf.AdamW(plain.parameters(), lr=LR)
+    for seed in range(12):
+        step(plain, plain_optimizer, seed, loss)
+    assert_equal((model, optimizer), (plain, plain_optimizer))
+
+
+@pytest.mark.parametrize("master", ["split", "plain"])
+def test_weights_alone_are_loaded(engine, tmp_path, master):
+    model = born(engine, build)
+    optimizer = zinf.AdamW(model.parameters(), lr=LR, master=master)
+    step(model, optimizer, 0, loss)
+    engine.save(tmp_path / "one")
+    expected = {index: state["master"].clone() for index, state in optimizer.state_dict()["state"].items()}
+    engine.load(tmp_path / "one", only="weights")  # the same weights: no master changes
+    for index, state in optimizer.state_dict()["state"].items():
+        assert same(state["master"], expected[index])
+
+
+def test_only_managed_weights_can_be_split():
+    with pytest.raises(ValueError, match="managed bfloat16 weight"):
+        zinf._C.SplitMaster(torch.zeros(3).bfloat16())
 
 
 def test_a_checkpoint_does_not_know_the_format(engine, tmp_path):

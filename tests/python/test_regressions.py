@@ -1,6 +1,7 @@
 """Mistakes that were made once."""
 
 import argparse
+import copy
 import threading
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 import zinf
 from torch import nn
-from twins import LR, assert_same_model, born, build_net, net_loss, pair, same, step
+from twins import LR, assert_same_model, born, budget, build_net, net_loss, pair, same, step
 
 
 @pytest.mark.raw_access
@@ -123,9 +124,9 @@ def test_a_refused_step_changes_nothing(engine):
 
 
 def test_a_budget_without_nvme_is_kept():
-    with zinf.Engine(host_memory="64KiB") as engine:
-        with pytest.raises(RuntimeError, match=r"host_memory.*nvme="):
-            engine.adopt(build_net())
+    with zinf.Engine(host_memory=budget(4 << 20)) as engine, engine.init():
+        with pytest.raises(zinf.BudgetError, match=r"host_memory.*nvme="):
+            [nn.Linear(1024, 1024) for _ in range(2)]
 
 
 def test_a_load_that_fails_half_way_stops_training(engine, tmp_path):
@@ -174,3 +175,55 @@ def test_states_of_another_optimizer_get_their_master(engine):
     state = optimizer.state_dict()["state"][0]
     assert state["master"].dtype == state["exp_avg"].dtype == torch.float32
     assert torch.allclose(state["master"], model[0].weight.float(), rtol=2**-8)
+
+
+def test_loaded_states_are_the_optimizer_s_own(engine):
+    model = engine.adopt(build_net())
+    optimizer = zinf.AdamW(model.parameters(), lr=LR)
+    step(model, optimizer)
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(saved)
+    step(model, optimizer)
+    assert all(float(state["step"]) == 1 for state in saved["state"].values())
+
+
+@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
+def test_states_that_do_not_fit_are_refused_whole(engine, key):
+    model = engine.adopt(build_net())
+    optimizer = zinf.AdamW(model.parameters(), lr=LR)
+    step(model, optimizer)
+    before = copy.deepcopy(optimizer.state_dict()["state"])
+    wrong = copy.deepcopy(optimizer.state_dict())
+    wrong["state"][2][key] = torch.zeros(3)
+    with pytest.raises(ValueError, match=key):
+        optimizer.load_state_dict(wrong)
+    del wrong["state"][2][key]
+    with pytest.raises(ValueError, match="another optimizer"):
+        optimizer.load_state_dict(wrong)
+    now = optimizer.state_dict()["state"]
+    assert all(same(now[index][name], before[index][name]) for index in before for name in before[index])
+    step(model, optimizer)
+
+
+def test_a_failed_optimizer_is_not_saved(engine, tmp_path):
+    model = engine.adopt(build_net())
+    optimizer = zinf.AdamW(model.parameters(), lr=LR)
+    step(model, optimizer)
+    optimizer._failure = "the disk was full"
+    with pytest.raises(RuntimeError, match="the disk was full"):
+        engine.save(tmp_path / "one")
+
+
+def test_unknown_types_are_refused_before_anything_changes(engine):
+    torch.manual_seed(0)
+    model = engine.adopt(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).double()))
+    optimizer = zinf.AdamW(model.parameters(), lr=LR)
+    before = model[0].weight.detach().clone()
+    model[1](model[0](torch.ones(1, 3)).double()).sum().backward()
+    with pytest.raises(RuntimeError, match="float64"):
+        optimizer.step()
+    assert same(model[0].weight, before)
+    model[1].float()
+    optimizer.zero_grad()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()

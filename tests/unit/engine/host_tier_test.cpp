@@ -31,8 +31,10 @@ T ok(Result<T> result) {
 
 class HostTierTest : public testing::Test {
  protected:
-  std::shared_ptr<HostTier> make(HostTierOptions options) {
-    return ok(HostTier::create(options, nullptr));
+  std::shared_ptr<HostTier> make(HostTierOptions options,
+                                 std::uint64_t limit_bytes = 0) {
+    return ok(HostTier::create(ok(HostMemory::create(limit_bytes)), options,
+                               nullptr));
   }
   HostTierOptions on_disk() { return {.nvme = {dir_.path()}}; }
 
@@ -66,13 +68,11 @@ TEST_F(HostTierTest, AutoStaysInMemoryWhileItFits) {
 }
 
 TEST_F(HostTierTest, ABudgetSendsTheLongestUnusedToNvme) {
-  HostTierOptions options = on_disk();
-  options.host_bytes = 3 * kBytes;
-  auto tier = make(options);
+  auto tier = make(on_disk(), 3 * kBytes);
   std::vector<StateRef> refs;
   for (int i = 0; i < 12; ++i) refs.push_back(add(*tier, i));
   for (int i = 0; i < 12; ++i) EXPECT_EQ(value_of(*tier, refs[i]), i);
-  EXPECT_LE(tier->budget().usage().total.high_bytes, 3 * kBytes);
+  EXPECT_LE(tier->memory().budget().usage().total.high_bytes, 3 * kBytes);
   EXPECT_EQ(num_entries(), 1u);
   tier.reset();
   EXPECT_EQ(num_entries(), 0u) << "the folder is removed";
@@ -132,17 +132,17 @@ TEST_F(HostTierTest, BadOptionsAreToldAllAtOnce) {
 }
 
 TEST_F(HostTierTest, OtherMemoryMakesStatesLeave) {
-  HostTierOptions options = on_disk();
-  options.host_bytes = 4 * kBytes;
-  auto tier = make(options);
+  auto tier = make(on_disk(), 4 * kBytes);
   std::vector<StateRef> refs;
   for (int i = 0; i < 4; ++i) refs.push_back(add(*tier, i));
   {
-    Reservation other = tier->count(Tag::kActivation, 2 * kBytes);
+    Reservation other =
+        tier->memory().reserve_or_exceed(Tag::kActivation, 2 * kBytes);
     EXPECT_LE(tier->stats().residency.memory_bytes, 2 * kBytes);
-    EXPECT_LE(tier->budget().usage().total.used_bytes, 4 * kBytes);
-    Reservation more = tier->count(Tag::kActivation, 8 * kBytes);
-    EXPECT_GT(tier->budget().usage().total.used_bytes, 4 * kBytes)
+    EXPECT_LE(tier->memory().budget().usage().total.used_bytes, 4 * kBytes);
+    Reservation more =
+        tier->memory().reserve_or_exceed(Tag::kActivation, 8 * kBytes);
+    EXPECT_GT(tier->memory().budget().usage().total.used_bytes, 4 * kBytes)
         << "what cannot be refused is counted all the same";
   }
   for (int i = 0; i < 4; ++i) EXPECT_EQ(value_of(*tier, refs[i]), i);

@@ -1,0 +1,124 @@
+#include "adapters/torch/host_allocator.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "adapters/torch/error.h"
+#include "src/base/check.h"
+#include "src/base/strf.h"
+#include "zinf/bytes.h"
+#include "zinf/machine.h"
+
+namespace zinf {
+namespace {
+
+class ArenaAllocator final : public c10::Allocator {
+ public:
+  explicit ArenaAllocator(Arena& arena) : arena_(arena) {}
+
+  c10::DataPtr allocate(std::size_t bytes) override {
+    if (bytes == 0) return {nullptr, nullptr, &Arena::free, at::kCPU};
+    void* block = arena_.allocate(bytes);
+    if (block == nullptr) [[unlikely]] {
+      Result<void*> again = arena_.try_allocate(bytes);
+      throw_if_error(again.status().in(
+          "a tensor does not fit (raise host_memory, give nvme=, or make the "
+          "batch smaller)"));
+      block = *again;
+    }
+    return {block, block, &Arena::free, at::kCPU};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &Arena::free; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+ private:
+  Arena& arena_;
+};
+
+std::shared_ptr<HostMemory> install() {
+  Result<std::shared_ptr<HostMemory>> memory = HostMemory::create(0);
+  throw_if_error(memory.status());
+  // Above torch's own, whatever its priority.
+  c10::SetCPUAllocator(new ArenaAllocator((*memory)->arena()), 255);
+  return *memory;
+}
+
+// What a user who names no limit would want: some of the memory is left for
+// what is outside of torch's tensors.
+std::uint64_t default_limit() {
+  Machine machine = inspect_machine();
+  std::uint64_t bytes = machine.available_bytes;
+  if (machine.cgroup_limit_bytes) {
+    bytes = std::min(bytes, *machine.cgroup_limit_bytes);
+  }
+  const char* ranks = std::getenv("LOCAL_WORLD_SIZE");
+  std::uint64_t share =
+      ranks == nullptr ? 1 : std::strtoull(ranks, nullptr, 10);
+  return bytes / 5 * 4 / std::max<std::uint64_t>(share, 1);
+}
+
+struct Limits {
+  std::mutex mutex;
+  int engines = 0;
+  std::multiset<std::uint64_t> named;
+};
+
+Limits& limits() {
+  static auto* all = new Limits();
+  return *all;
+}
+
+}  // namespace
+
+const std::shared_ptr<HostMemory>& process_memory() {
+  static const auto* memory = new std::shared_ptr<HostMemory>(install());
+  return *memory;
+}
+
+Result<HostLimit> HostLimit::create(std::uint64_t bytes) {
+  Limits& all = limits();
+  std::lock_guard lock(all.mutex);
+  HostLimit limit;
+  if (bytes != 0) {
+    if (!all.named.empty() && *all.named.begin() != bytes) {
+      return Status::error(
+          Code::kInvalid,
+          strf("host_memory is %s, but another open engine has set it to %s: "
+               "the engines of a process share one budget, give the same or "
+               "none",
+               format_bytes(bytes).c_str(),
+               format_bytes(*all.named.begin()).c_str()));
+    }
+    all.named.insert(bytes);
+    process_memory()->set_limit(bytes);
+  } else if (all.named.empty()) {
+    process_memory()->set_limit(default_limit());
+  }
+  ++all.engines;
+  limit.held_ = bytes;
+  return limit;
+}
+
+HostLimit::HostLimit(HostLimit&& other) noexcept
+    : held_(std::exchange(other.held_, std::nullopt)) {}
+
+HostLimit::~HostLimit() {
+  if (!held_) return;
+  Limits& all = limits();
+  std::lock_guard lock(all.mutex);
+  if (*held_ != 0) all.named.erase(all.named.find(*held_));
+  --all.engines;
+  if (all.named.empty()) {
+    process_memory()->set_limit(all.engines == 0 ? 0 : default_limit());
+  }
+}
+
+}  // namespace zinf

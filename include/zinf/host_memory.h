@@ -1,0 +1,59 @@
+// Host memory under one budget: torch's tensors, in the arena, and the engines'
+// states, in slabs. What one of them needs, the others give back if they can.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "zinf/arena.h"
+#include "zinf/budget.h"
+#include "zinf/residency.h"
+#include "zinf/slab.h"
+#include "zinf/status.h"
+
+namespace zinf {
+
+// Thread-safe. A child of fork() may allocate from the arena, nothing else.
+class HostMemory : public std::enable_shared_from_this<HostMemory> {
+ public:
+  // 0: no limit, everything is only counted.
+  static Result<std::shared_ptr<HostMemory>> create(std::uint64_t limit_bytes);
+  ~HostMemory();
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
+
+  // What is held beyond a smaller limit stays; nothing more is given until it
+  // is below.
+  void set_limit(std::uint64_t limit_bytes);
+
+  const Budget& budget() const;
+  Arena& arena();
+  // Blocks for states. They take what the arena and the pool hold unused, and
+  // never ask for more: kOverBudget tells a Residency to drop states.
+  Allocate slabs() const;
+
+  // Somebody who can give memory back when it is short: it returns how many
+  // bytes it gave, and must not allocate. It is asked until the handle goes.
+  using Giver = std::function<std::uint64_t(std::uint64_t bytes)>;
+  [[nodiscard]] std::shared_ptr<void> add_giver(Giver giver);
+
+  // Asks the givers, the last first, until so many bytes were given back or
+  // nothing is left. Returns how many.
+  std::uint64_t make_room(std::uint64_t bytes);
+
+  // Gives what nobody uses back to the system.
+  void trim();
+
+  // Bytes for what cannot be refused: if making room is not enough, the limit
+  // is exceeded.
+  Reservation reserve_or_exceed(Tag tag, std::uint64_t bytes);
+
+ private:
+  HostMemory() = default;
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace zinf

@@ -1,0 +1,100 @@
+#include "zinf/host_memory.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "src/base/mutex.h"
+
+namespace zinf {
+
+struct HostMemory::Parts {
+  Parts(Budget given_budget, Arena given_arena, SlabPool given_pool)
+      : budget(std::move(given_budget)),
+        arena(std::move(given_arena)),
+        pool(std::move(given_pool)) {}
+
+  Budget budget;
+  Arena arena;
+  SlabPool pool;
+  const pid_t process = getpid();
+
+  Mutex mutex;  // held while a giver is asked: none goes meanwhile
+  std::vector<std::shared_ptr<Giver>> givers ZINF_GUARDED_BY(mutex);
+};
+
+Result<std::shared_ptr<HostMemory>> HostMemory::create(
+    std::uint64_t limit_bytes) {
+  std::uint64_t limit = limit_bytes == 0 ? kAddressSpaceBytes : limit_bytes;
+  ZINF_ASSIGN(Budget budget, Budget::create("host_memory", limit));
+  std::shared_ptr<HostMemory> memory(new HostMemory());
+  ZINF_ASSIGN(
+      Arena arena,
+      Arena::create({.budget = &budget,
+                     .tag = Tag::kActivation,
+                     .on_pressure = [self = memory.get()](std::size_t bytes) {
+                       return self->make_room(bytes) > 0;
+                     }}));
+  ZINF_ASSIGN(SlabPool pool,
+              SlabPool::create({.budget = &budget, .tag = Tag::kWeight}));
+  memory->parts_.reset(
+      new Parts(std::move(budget), std::move(arena), std::move(pool)));
+  return memory;
+}
+
+HostMemory::~HostMemory() = default;
+
+void HostMemory::set_limit(std::uint64_t limit_bytes) {
+  parts_->budget.set_limit(limit_bytes == 0 ? kAddressSpaceBytes : limit_bytes);
+}
+
+const Budget& HostMemory::budget() const { return parts_->budget; }
+Arena& HostMemory::arena() { return parts_->arena; }
+
+Allocate HostMemory::slabs() const {
+  return [parts = parts_.get(), acquire = slab_memory(parts_->pool)](
+             std::size_t bytes) -> Result<Block> {
+    Result<Block> block = acquire(bytes);
+    if (block.ok() || block.status().code() != Code::kOverBudget) return block;
+    return parts->arena.trim() > 0 ? acquire(bytes) : std::move(block);
+  };
+}
+
+std::shared_ptr<void> HostMemory::add_giver(Giver giver) {
+  auto added = std::make_shared<Giver>(std::move(giver));
+  MutexLock lock(parts_->mutex);
+  parts_->givers.push_back(added);
+  auto remove = [self = shared_from_this(), added](void*) {
+    MutexLock held(self->parts_->mutex);
+    std::erase(self->parts_->givers, added);
+  };
+  return {added.get(), std::move(remove)};
+}
+
+std::uint64_t HostMemory::make_room(std::uint64_t bytes) {
+  if (getpid() != parts_->process) return 0;
+  MutexLock lock(parts_->mutex);
+  std::uint64_t given = 0;
+  for (auto giver = parts_->givers.rbegin();
+       giver != parts_->givers.rend() && given < bytes; ++giver) {
+    given += (**giver)(bytes - given);
+  }
+  parts_->pool.trim();  // what came back is kept, and counted, until then
+  return given;
+}
+
+void HostMemory::trim() {
+  parts_->pool.trim();
+  parts_->arena.trim();
+}
+
+Reservation HostMemory::reserve_or_exceed(Tag tag, std::uint64_t bytes) {
+  return zinf::reserve_or_exceed(parts_->budget, tag, bytes, [&] {
+    make_room(bytes);
+    trim();
+  });
+}
+
+}  // namespace zinf
