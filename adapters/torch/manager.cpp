@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "adapters/torch/error.h"
@@ -50,6 +51,12 @@ bool DeferBurials::active() { return deferring > 0; }
 Result<std::shared_ptr<Manager>> Manager::create(
     const ManagerOptions& options) {
   watch_forks();
+  if (in_forked_child()) {
+    return Status::error(
+        Code::kUnsupported,
+        "no engine can be made in a forked child of a process that has had "
+        "one: use the spawn start method");
+  }
   auto manager = std::make_shared<Manager>(options);
   ZINF_ASSIGN(HostLimit limit, HostLimit::create(options.host_bytes));
   manager->limit_.emplace(std::move(limit));
@@ -117,6 +124,11 @@ Reservation Manager::count(const c10::DataPtr& pointer, std::uint64_t bytes,
 
 bool Manager::adopt(const at::TensorBase& tensor, Role role,
                     const std::string& name, std::size_t tensors) {
+  if (in_forked_child()) {
+    throw Error(Status::error(Code::kInvalid,
+                              name + " cannot be managed in a forked child: "
+                                     "use the spawn start method"));
+  }
   if (Unit* unit = Unit::of(tensor)) {
     add_keys(*tensor.unsafeGetTensorImpl());
     unit->know(tensor);
@@ -143,6 +155,14 @@ void Manager::offer(const at::TensorBase& tensor, Role role,
   offered_.push_back(
       {c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), role,
        name});
+}
+
+std::size_t Manager::piece_bytes() const {
+  constexpr std::uint64_t kMost = std::uint64_t{32} << 20;
+  constexpr std::uint64_t kShare = 16;  // of the budget, for one piece
+  if (options_.evict_always) return 0;
+  std::uint64_t limit = tier_->memory().budget().usage().limit_bytes;
+  return static_cast<std::size_t>(std::min(kMost, limit / kShare));
 }
 
 bool Manager::has_limits() const {

@@ -26,8 +26,6 @@ struct ManagerOptions {
   std::uint64_t device_bytes = 0;  // for units on a device; 0: no limit
   bool evict_always = false;       // every unit leaves memory after each use
   bool audit = false;  // look for accesses and writes that were missed
-  // Operators over lists of tensors take so many bytes of units at a time.
-  std::uint64_t piece_bytes = std::uint64_t{32} << 20;
 };
 
 struct ManagerStats {
@@ -90,6 +88,10 @@ class Manager : public std::enable_shared_from_this<Manager> {
   // what stays is refused when it does not fit.
   Reservation count(const c10::DataPtr& memory, std::uint64_t bytes,
                     bool stays);
+
+  // Operators over lists of tensors take so many bytes of units at a time: a
+  // part of the budget; 0: one unit.
+  std::size_t piece_bytes() const;
 
   HostTier& tier() { return *tier_; }
   const ManagerOptions& options() const { return options_; }

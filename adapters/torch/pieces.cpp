@@ -66,9 +66,8 @@ bool run_elements(const c10::OperatorHandle& op, const Policy& policy,
       lists.push_back(value);
     }
   }
-  const ManagerOptions& options = unit.manager()->options();
-  std::size_t piece = options.evict_always ? 0 : options.piece_bytes;
-  std::vector<std::size_t> begins = cut(lists, length, piece);
+  std::vector<std::size_t> begins =
+      cut(lists, length, unit.manager()->piece_bytes());
   if (begins.size() < 2) return false;
 
   torch::jit::drop(*stack, policy.num_arguments);
@@ -113,11 +112,8 @@ bool can_copy(const std::vector<at::Tensor>& tensors, std::int64_t dim) {
 
 bool run_cat(Stack* stack, Unit& unit) {
   auto arguments = torch::jit::last(*stack, 2);
-  const ManagerOptions& options = unit.manager()->options();
-  if (!options.evict_always &&
-      managed_bytes(arguments[0]) <= options.piece_bytes) {
-    return false;
-  }
+  std::size_t piece = unit.manager()->piece_bytes();
+  if (piece > 0 && managed_bytes(arguments[0]) <= piece) return false;
   std::vector<at::Tensor> tensors = arguments[0].toTensorVector();
   std::int64_t dim = arguments[1].toInt();
   if (tensors.size() < 2 || tensors[0].dim() == 0) return false;

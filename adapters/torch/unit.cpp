@@ -369,6 +369,10 @@ Leave Unit::leaving() {
 
 Status Unit::release(c10::StorageImpl* storage) {
   if (consumed_) return {};
+  if (in_forked_child()) {
+    return Status::error(Code::kInvalid,
+                         name_ + " cannot be released in a forked child");
+  }
   retain();
   Status status;
   {
@@ -397,15 +401,13 @@ void Unit::prefetch() {
   if (!consumed_) residency_.prefetch(state_);
 }
 
-// A consumed gradient, read where nothing can be thrown: all NaN.
-bool Unit::serve_nothing() {
-  log(LogLevel::kWarning,
-      "%s was used by the update inside backward: a read through a pointer "
-      "finds NaN",
-      name_.c_str());
+// Nothing can be thrown where a pointer is read: it finds NaN.
+bool Unit::serve_nothing(const std::string& why) {
+  log(LogLevel::kError,
+      "%s was read through a pointer and is all NaN there: %s", name_.c_str(),
+      why.c_str());
   std::vector<std::byte> nan(bytes_, std::byte{0xFF});
-  std::lock_guard lock(mutex_);
-  return sentinel_.has_copy() || sentinel_.put_copy(nan);
+  return sentinel_.put_copy(nan);
 }
 
 bool Unit::serve_fault() {
@@ -414,17 +416,21 @@ bool Unit::serve_fault() {
                  why.c_str());
     return false;
   };
-  if (consumed_) return serve_nothing();
   if (!device_.is_cpu()) return refuse("it is on a device");
   if (in_forked_child()) return refuse("this is a forked child");
   std::lock_guard lock(mutex_);
   if (sentinel_.has_copy()) return true;  // another thread was faster
+  if (consumed_) return serve_nothing("the update inside backward has used it");
   if (inside_operator()) {
     ++manager_->violations;
     report_violation(name_);
   }
   Result<Pin> pin = residency_.pin(state_, Use::kRead);
-  if (!pin.ok()) return refuse(pin.status().text());
+  if (!pin.ok()) {
+    // From here on everything raises: nobody shall compute with that.
+    manager_->fail(pin.status().text());
+    return serve_nothing(pin.status().text());
+  }
   return sentinel_.put_copy(pin->bytes()) || refuse("there is no memory");
 }
 

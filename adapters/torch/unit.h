@@ -115,7 +115,7 @@ class Unit final : public FaultServer {
   bool serve_fault() override;
 
  private:
-  bool serve_nothing();
+  bool serve_nothing(const std::string& why);
   Unit(std::shared_ptr<Manager> manager,
        const c10::intrusive_ptr<c10::StorageImpl>& storage, Role role,
        std::string name);

@@ -13,8 +13,6 @@ from zinf import _C
 if TYPE_CHECKING:
     from zinf.optim import AdamW
 
-_FIXED = ("lr", "betas", "eps", "weight_decay")  # from the first update of a step until step()
-
 
 class BackwardUpdate:
     """What happens to an optimizer's parameters in the backward passes of one step.
@@ -32,7 +30,7 @@ class BackwardUpdate:
         self._passes = 0  # since the last step
         self._changed = False  # a weight, in the pass that is under way
         self._updated: set[torch.Tensor] = set()  # in this step
-        self._fixed: dict[int, tuple[Any, ...]] = {}  # options of the groups that were used
+        self._fixed: dict[int, dict[str, float]] = {}  # options of the groups that were used
 
     def watch(self, index: int, group: dict[str, Any]) -> None:
         for parameter in group["params"]:
@@ -40,20 +38,19 @@ class BackwardUpdate:
                 parameter.register_post_accumulate_grad_hook(self._on_gradient)
             self._group_of[parameter] = index
 
-    def end_step(self, optimizer: AdamW) -> None:
-        """Refuses what should have been said before backward; otherwise the next step begins."""
+    def check_options(self, optimizer: AdamW) -> None:
+        """Refuses what should have been said before backward."""
         changed = [
             name
             for index, before in self._fixed.items()
-            for name, now, then in zip(_FIXED, _options(optimizer.param_groups[index]), before, strict=True)
-            if now != then
+            for name, now in optimizer._options(optimizer.param_groups[index]).items()
+            if now != before[name]
         ]
         if changed:
             raise RuntimeError(
                 f"{changed[0]} was changed between backward and step(), but the weights are updated already "
                 '(update="backward"): change it after step()'
             )
-        self.begin_step()
 
     def begin_step(self) -> None:
         self._updated.clear()
@@ -79,10 +76,10 @@ class BackwardUpdate:
     def _update(self, optimizer: AdamW, parameter: torch.Tensor) -> None:
         index = self._group_of[parameter]
         group = optimizer.param_groups[index]
-        self._fixed.setdefault(index, _options(group))
+        options = self._fixed.setdefault(index, optimizer._options(group))
         optimizer._prepare([parameter])
         self._changed = True
-        optimizer._update_group(group, [parameter], 1.0, 1.0)
+        optimizer._update([parameter], options, 1.0, 1.0)
         self._updated.add(parameter)
         _C.consume_gradient(parameter)
 
@@ -102,10 +99,6 @@ class BackwardUpdate:
         optimizer = self._optimizer()
         if self._changed and optimizer is not None:
             optimizer._fail("an exception inside backward left some weights updated and others not")
-
-
-def _options(group: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(float(group[name]) if name == "lr" else group[name] for name in _FIXED)
 
 
 class _Pass:

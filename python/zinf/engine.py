@@ -167,6 +167,8 @@ class Engine:
         """
         if self._closed:
             return
+        if self in _building:
+            raise RuntimeError("close() inside init(): leave the `with engine.init():` block first")
         self._closed = True
         _engines.discard(self)
         self._manager.close()

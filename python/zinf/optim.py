@@ -117,6 +117,8 @@ class AdamW(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         given = [state_dict["state"].get(index) for index in saved]
+        for group in state_dict["param_groups"]:
+            _check_group(group)
         for parameter, state in zip(self._parameters(), given, strict=False):
             if state:
                 _check_state(parameter, state)
@@ -145,6 +147,8 @@ class AdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_usable()
+        if self._backward is not None:
+            self._backward.check_options(self)
         self._refresh()
         if float(getattr(self, "found_inf", 0.0)):
             return loss  # the scaler has found a gradient that is not finite
@@ -154,9 +158,10 @@ class AdamW(torch.optim.Optimizer):
         updated = [parameter for _, parameters in groups for parameter in parameters]
         self._prepare(updated)
         clip = self._clip_factor([parameter.grad for parameter in updated], inverse_scale)
+        options = [self._options(group) for group in self.param_groups]
         try:
-            for group, parameters in groups:
-                self._update_group(group, parameters, inverse_scale, clip)
+            for (_, parameters), its_options in zip(groups, options, strict=True):
+                self._update(parameters, its_options, inverse_scale, clip)
         except Exception as error:
             self._failure = str(error)
             raise
@@ -164,7 +169,7 @@ class AdamW(torch.optim.Optimizer):
             for parameter in updated:
                 if _C.is_managed(parameter):
                     _C.consume_gradient(parameter)
-            self._backward.end_step(self)
+            self._backward.begin_step()
         return loss
 
     def _is_due(self, parameter: torch.Tensor) -> bool:
@@ -219,21 +224,28 @@ class AdamW(torch.optim.Optimizer):
         else:
             del state["master"]  # it is its own
 
-    def _update_group(
-        self, group: dict[str, Any], parameters: list[torch.Tensor], inverse_scale: float, clip: float
+    def _update(
+        self, parameters: list[torch.Tensor], options: dict[str, float], inverse_scale: float, clip: float
     ) -> None:
-        beta1, beta2 = group["betas"]
         _C.adam_update_all(
             [(parameter, self.state[parameter]) for parameter in parameters],
-            lr=float(group["lr"]),
-            beta1=beta1,
-            beta2=beta2,
-            eps=group["eps"],
-            weight_decay=group["weight_decay"],
+            **options,
             inverse_scale=inverse_scale,
             clip=clip,
             pool=_pool(torch.get_num_threads()),
         )
+
+    @staticmethod
+    def _options(group: dict[str, Any]) -> dict[str, float]:
+        """Of a group, as numbers: what is none is refused before anything is changed."""
+        beta1, beta2 = group["betas"]
+        return {
+            "lr": float(group["lr"]),
+            "beta1": float(beta1),
+            "beta2": float(beta2),
+            "eps": float(group["eps"]),
+            "weight_decay": float(group["weight_decay"]),
+        }
 
     def _refresh(self) -> None:
         managers = _C.managers_of(self._parameters())
@@ -277,6 +289,16 @@ class AdamW(torch.optim.Optimizer):
         if engine is not None:
             engine._manager.adopt(tensor, "state", name)
         self.state[parameter][name] = tensor
+
+
+def _check_group(group: dict[str, Any]) -> None:
+    """Refuses the options of another optimizer that this one does not have."""
+    missing = {"lr", "betas", "eps", "weight_decay"} - group.keys()
+    if missing:
+        raise ValueError(f"groups of another optimizer: they have no {sorted(missing)}")
+    unknown = [name for name in ("amsgrad", "maximize") if group.get(name)]
+    if unknown:
+        raise ValueError(f"{unknown[0]} is on in these groups, but zinf.AdamW does not have it")
 
 
 def _check_state(parameter: torch.Tensor, state: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import os
 import threading
 
 import numpy as np
@@ -227,3 +228,63 @@ def test_unknown_types_are_refused_before_anything_changes(engine):
     optimizer.zero_grad()
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
+
+
+def test_an_engine_is_not_closed_inside_init(engine):
+    with engine.init():
+        with pytest.raises(RuntimeError, match=r"close\(\) inside init\(\)"):
+            engine.close()
+        nn.Linear(3, 3)
+
+
+def test_a_forked_child_is_told_what_it_cannot_do(engine):
+    model = born(engine)
+
+    def refused(action):
+        try:
+            action()
+        except (RuntimeError, ValueError) as error:
+            return "forked child" in str(error)
+        return False
+
+    child = os.fork()
+    if child == 0:
+        actions = [lambda: engine.release(model), lambda: engine.adopt(nn.Linear(3, 3)), zinf.Engine]
+        os._exit(0 if all([refused(action) for action in actions]) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+def test_lists_need_no_more_than_a_small_budget(nvme, max_grad_norm):
+    with zinf.Engine(nvme=nvme, host_memory=budget(16 << 20)) as engine:
+        model = born(engine, lambda: nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(24)]))
+        optimizer = zinf.AdamW(model.parameters(), lr=LR, max_grad_norm=max_grad_norm)
+        for _ in range(2):
+            model(torch.ones(1, 512)).sum().backward()
+            torch._foreach_mul_([parameter.grad for parameter in model.parameters()], 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert engine.stats()["host_used_bytes"] <= engine.stats()["host_limit_bytes"]
+
+
+def test_an_option_that_is_no_number_changes_nothing(engine):
+    model = born(engine)
+    optimizer = zinf.AdamW(model.parameters(), lr=LR)
+    net_loss(model).backward()
+    optimizer.param_groups[0]["lr"] = "fast"
+    with pytest.raises(ValueError, match="fast"):
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = LR
+    optimizer.step()
+
+
+@pytest.mark.parametrize("option", ["maximize", "amsgrad"])
+def test_options_of_another_optimizer_are_refused(engine, option):
+    model = born(engine)
+    other = torch.optim.AdamW(model.parameters(), lr=LR, **{option: True})
+    step(model, other)
+    with pytest.raises(ValueError, match=option):
+        zinf.AdamW(model.parameters(), lr=LR).load_state_dict(other.state_dict())
+    momentum = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
+    with pytest.raises(ValueError, match="betas"):
+        zinf.AdamW(model.parameters(), lr=LR).load_state_dict(momentum.state_dict())
