@@ -37,6 +37,7 @@ target_include_directories(zinf_options INTERFACE ${PROJECT_SOURCE_DIR}
 function(zinf_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
-  target_link_libraries(${name} PUBLIC zinf_options ${ARG_DEPS})
+  target_link_libraries(${name} PUBLIC $<BUILD_INTERFACE:zinf_options> ${ARG_DEPS})
+  target_compile_features(${name} PUBLIC cxx_std_20)
   target_link_libraries(${name} PRIVATE ${ARG_PRIVATE_DEPS})
 endfunction()

@@ -25,18 +25,7 @@ if(NOT ZINF_TORCH_VERSION MATCHES "^2\\.13\\.")
 endif()
 message(STATUS "torch ${ZINF_TORCH_VERSION} in ${ZINF_TORCH_DIR}")
 
-# zinf_import_torch(target library)
-function(zinf_import_torch target library)
-  add_library(${target} SHARED IMPORTED GLOBAL)
-  set_target_properties(
-    ${target}
-    PROPERTIES
-      IMPORTED_LOCATION ${ZINF_TORCH_DIR}/lib/lib${library}.so
-      INTERFACE_INCLUDE_DIRECTORIES
-      "${ZINF_TORCH_DIR}/include;${ZINF_TORCH_DIR}/include/torch/csrc/api/include")
-endfunction()
-zinf_import_torch(torch::c10 c10)
-zinf_import_torch(torch::cpu torch_cpu)
-zinf_import_torch(torch::python torch_python)
-target_link_libraries(torch::cpu INTERFACE torch::c10)
+include(zinf_import_torch)
+zinf_import_torch_libraries(${ZINF_TORCH_DIR})
+zinf_import_torch(${ZINF_TORCH_DIR} torch::python torch_python)
 target_link_libraries(torch::python INTERFACE torch::cpu)

@@ -12,9 +12,14 @@
 namespace zinf {
 namespace {
 
+struct Born {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+};
+
 struct State {
   std::shared_ptr<Manager> manager;
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> born;
+  std::vector<Born> born;
 };
 thread_local State* state = nullptr;
 
@@ -38,8 +43,8 @@ void InitMode::end() {
   if (state == nullptr) return;
   switch_mode(false);
   std::unique_ptr<State> ended(std::exchange(state, nullptr));
-  for (auto& weak : ended->born) {
-    auto storage = weak.lock();
+  for (Born& born : ended->born) {
+    auto storage = born.storage.lock();
     Unit* unit = storage ? Unit::of(storage.get()) : nullptr;
     if (unit == nullptr || unit->is_parameter()) continue;
     // What does not fit stays managed, which is right too.
@@ -49,6 +54,17 @@ void InitMode::end() {
 
 bool InitMode::active() {
   return state != nullptr && state->manager != nullptr;
+}
+
+std::vector<at::Tensor> InitMode::born() {
+  std::vector<at::Tensor> tensors;
+  if (state == nullptr) return tensors;
+  for (Born& born : state->born) {
+    if (auto tensor = born.tensor.lock()) {
+      tensors.emplace_back(std::move(tensor));
+    }
+  }
+  return tensors;
 }
 
 InitMode::Inside::Inside() : manager_(std::exchange(state->manager, nullptr)) {
@@ -72,9 +88,11 @@ void InitMode::Inside::adopt_results(const c10::OperatorHandle& op,
       continue;
     }
     if (manager_->adopt(tensor, Role::kWeight, "tensor")) {
-      state->born.emplace_back(
-          c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
-              tensor.storage().unsafeGetStorageImpl()));
+      auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+          tensor.storage().unsafeGetStorageImpl());
+      state->born.push_back(
+          {c10::weak_intrusive_ptr<c10::StorageImpl>(storage),
+           c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr())});
     }
   }
 }

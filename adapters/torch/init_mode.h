@@ -1,10 +1,12 @@
 // Tensors that are born while a model is built become units at birth.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
 #include <memory>
+#include <vector>
 
 namespace zinf {
 
@@ -18,6 +20,8 @@ class InitMode {
   // What has not become a parameter is an ordinary tensor again.
   static void end();
   static bool active();
+  // The tensors that became units at birth, as far as they live.
+  static std::vector<at::Tensor> born();
 
   // While the outermost operator runs, the mode is off: what it makes on its
   // way is its own affair.

@@ -79,8 +79,9 @@ def load(path: str, models: list[torch.nn.Module], optimizers: list[AdamW]) -> t
     for optimizer, groups, steps in zip(optimizers, meta["groups"], meta["steps"], strict=True):
         _restore_groups(models, optimizer, groups, steps)
     torch.set_rng_state(meta["rng"])
-    version, state, gauss = meta["python_rng"]
-    random.setstate((version, tuple(state), gauss))
+    if meta["python_rng"] is not None:  # as it is in a checkpoint of C++
+        version, state, gauss = meta["python_rng"]
+        random.setstate((version, tuple(state), gauss))
     if meta["numpy_rng"] is not None:
         _set_numpy_rng(meta["numpy_rng"])
     return reader.step, meta["extra"]

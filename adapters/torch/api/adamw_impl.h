@@ -1,0 +1,61 @@
+// What is behind zinf::AdamW, for those who save, load and release its states.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "zinf/optim.h"
+
+namespace zinf {
+
+class SplitMaster;
+class ThreadPool;
+
+// Of one parameter.
+struct AdamWState
+    : public torch::optim::OptimizerCloneableParamState<AdamWState> {
+  std::int64_t step = 0;  // updates so far
+  at::Tensor exp_avg;     // float32
+  at::Tensor exp_avg_sq;
+  at::Tensor master;  // for a narrow weight, unless
+  std::shared_ptr<SplitMaster> split;
+
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+};
+
+struct AdamWImpl {
+  std::string failure;  // weights and states do not fit together any more
+  std::unique_ptr<ThreadPool> pool;
+
+  static AdamWImpl& of(AdamW& optimizer) { return *optimizer.impl_; }
+};
+
+bool is_narrow(const at::Tensor& parameter);
+std::vector<at::Tensor> all_parameters(const AdamW& optimizer);
+
+// A parameter's state, or null.
+AdamWState* find_state(const AdamW& optimizer, const at::Tensor& parameter);
+// A new one: zeros, and the weight as its own master. All or nothing.
+AdamWState& make_state(AdamW& optimizer, const at::Tensor& parameter);
+// The master of a narrow weight: `value`, or the weight where it is undefined.
+void set_master(const AdamW& optimizer, AdamWState& state,
+                const at::Tensor& parameter, const at::Tensor& value);
+// States that came from an archive go where the parameter's belong.
+void adopt_loaded_state(const AdamW& optimizer, AdamWState& state,
+                        const at::Tensor& parameter);
+void drop_state(AdamW& optimizer, const at::Tensor& parameter);
+// Makes it plain tensors in memory.
+void release_state(AdamW& optimizer, const at::Tensor& parameter);
+
+// Its tensors by name, with the master in float32, which it is until the next
+// update.
+std::vector<std::pair<std::string, at::Tensor>> tensors_of(
+    const AdamWState& state, const at::Tensor& parameter);
+
+}  // namespace zinf

@@ -1,0 +1,69 @@
+#include "zinf/engine.h"
+
+#include <exception>
+
+#include "adapters/torch/api/checkpoint.h"
+#include "adapters/torch/api/engine_impl.h"
+#include "adapters/torch/api/live.h"
+#include "adapters/torch/engine.h"
+#include "adapters/torch/error.h"
+#include "zinf/log.h"
+
+namespace zinf {
+
+Init::Init(std::shared_ptr<EngineImpl> impl) : impl_(std::move(impl)) {
+  impl_->begin_init();
+}
+
+Init::~Init() {
+  try {
+    end();
+  } catch (const std::exception& error) {
+    log(LogLevel::kError, "the end of engine.init(): %s", error.what());
+  }
+}
+
+void Init::end() {
+  if (std::shared_ptr<EngineImpl> impl = std::move(impl_)) impl->end_init();
+}
+
+Engine::Engine(const EngineOptions& options)
+    : impl_(std::make_shared<EngineImpl>(options)) {
+  note_engine(impl_);
+}
+
+Engine::~Engine() {
+  try {
+    close();
+  } catch (const std::exception& error) {
+    log(LogLevel::kError, "closing an engine: %s", error.what());
+  }
+}
+
+Init Engine::init() { return Init(impl_); }
+
+void Engine::adopt(torch::nn::Module& model) { impl_->adopt(model); }
+
+void Engine::release(torch::nn::Module& model) { impl_->release(model); }
+
+void Engine::close() { impl_->close(); }
+
+EngineStats Engine::stats() const { return engine_stats(*impl_->manager()); }
+
+void Engine::save(const std::string& path, const c10::IValue& extra) {
+  impl_->check_open();
+  save_checkpoint(path, impl_->models(), impl_->optimizers(), extra);
+}
+
+Loaded Engine::load(const std::string& path, const LoadOptions& options) {
+  impl_->check_open();
+  if (!options.only.empty() && options.only != "weights") {
+    throw Error(Status::error(
+        Code::kInvalid,
+        "only is \"" + options.only + "\", must be \"weights\" or nothing"));
+  }
+  auto load = options.only.empty() ? load_checkpoint : load_weights;
+  return load(path, impl_->models(), impl_->optimizers());
+}
+
+}  // namespace zinf

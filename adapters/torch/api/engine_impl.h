@@ -1,0 +1,57 @@
+// What is behind zinf::Engine: a manager, and the models that it knows.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace zinf {
+
+class AdamW;
+class Manager;
+struct EngineOptions;
+
+using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
+using Models = std::vector<std::shared_ptr<torch::nn::Module>>;
+
+// One at a time.
+class EngineImpl {
+ public:
+  explicit EngineImpl(const EngineOptions& options);
+
+  void begin_init();
+  void end_init();
+  void adopt(torch::nn::Module& model);
+  void release(torch::nn::Module& model);
+  void close();
+
+  // Between steps: what has come since, or could not be taken before.
+  void refresh(bool all_managed);
+
+  void check_open() const;
+  // That are in no other one and were not released, in the order of adoption.
+  Models models() const;
+  // The zinf optimizers over their parameters, in the order of their making.
+  std::vector<AdamW*> optimizers() const;
+
+  const std::shared_ptr<Manager>& manager() const { return manager_; }
+
+ private:
+  using WeakModule = std::weak_ptr<torch::nn::Module>;
+
+  void adopt_parameters_of(torch::nn::Module& model);
+
+  const std::shared_ptr<Manager> manager_;
+  std::vector<WeakModule> adopted_;
+  std::set<WeakModule, std::owner_less<>> released_;
+  bool closed_ = false;
+};
+
+// A module's parameters, tied ones once.
+NamedParameters parameters_of(const torch::nn::Module& model);
+
+}  // namespace zinf

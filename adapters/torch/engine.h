@@ -1,0 +1,54 @@
+// What an engine does, for Python and C++ alike.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "zinf/engine_stats.h"
+
+namespace zinf {
+
+class Manager;
+
+// The manager of a new engine, with operators and assignments watched. Throws
+// what is wrong with the arguments.
+std::shared_ptr<Manager> make_manager(std::uint64_t host_bytes,
+                                      std::uint64_t device_bytes,
+                                      std::vector<std::string> nvme,
+                                      const std::string& weights,
+                                      const std::string& states,
+                                      bool evict_always, bool audit,
+                                      std::uint64_t away_bytes);
+void close_manager(Manager& manager);
+
+EngineStats engine_stats(Manager& manager);
+
+// The manager of a tensor, or null.
+std::shared_ptr<Manager> manager_of(const at::Tensor& tensor);
+// Of many: each once, null for what has none.
+std::vector<std::shared_ptr<Manager>> managers_of(
+    const std::vector<at::Tensor>& tensors);
+
+// `later`: what cannot be adopted now is tried again by itself.
+void adopt_parameter(const std::shared_ptr<Manager>& manager,
+                     const at::Tensor& tensor, const std::string& name,
+                     std::size_t tensors, bool later);
+
+// All parameters of a model: those that share a storage are known users of it.
+// False when some could not be taken.
+bool adopt_parameters(
+    const std::shared_ptr<Manager>& manager,
+    const std::vector<std::pair<std::string, at::Tensor>>& named);
+
+// Puts a tensor that raises in the place of a managed parameter's gradient.
+void consume_gradient(const at::Tensor& parameter);
+
+// A plain tensor again.
+void release_tensor(const at::Tensor& tensor);
+
+}  // namespace zinf

@@ -1,0 +1,154 @@
+// The engine: where a model's parameters, gradients and optimizer states live.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <concepts>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "zinf/engine_stats.h"
+
+namespace zinf {
+
+class EngineImpl;
+
+// A number of bytes, or a text such as "4GB" or "512MiB". Nothing: no limit.
+class MemorySize {
+ public:
+  MemorySize() = default;
+  // NOLINTBEGIN(google-explicit-constructor): they stand for values
+  MemorySize(const char* text) : text_(text), given_(true) {}
+  MemorySize(std::string text) : text_(std::move(text)), given_(true) {}
+  template <std::integral Integer>
+    requires(!std::same_as<Integer, bool>)
+  MemorySize(Integer bytes) : MemorySize(std::to_string(bytes)) {}
+  // NOLINTEND(google-explicit-constructor)
+
+  bool given() const { return given_; }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+  bool given_ = false;
+};
+
+// A directory, or several.
+class Paths {
+ public:
+  Paths() = default;
+  // NOLINTBEGIN(google-explicit-constructor): they stand for values
+  Paths(const char* path) : paths_{path} {}
+  Paths(std::string path) : paths_{std::move(path)} {}
+  Paths(std::vector<std::string> paths) : paths_(std::move(paths)) {}
+  Paths(std::initializer_list<std::string> paths) : paths_(paths) {}
+  // NOLINTEND(google-explicit-constructor)
+
+  const std::vector<std::string>& paths() const { return paths_; }
+
+ private:
+  std::vector<std::string> paths_;
+};
+
+struct EngineOptions {
+  // For states in host memory, and for units on the accelerator.
+  MemorySize host_memory = {};
+  MemorySize device_memory = {};
+  // On a fast disk: a private folder is made in each and removed at the end.
+  Paths nvme = {};
+  // "auto": in memory while it fits, else on NVMe; "host"; "nvme". Gradients go
+  // with weights.
+  std::string weights = "auto";
+  std::string states = "auto";
+  std::string evict = "auto";  // "always": every unit leaves after each use
+  bool audit = false;          // looks for missed accesses; slow, for tests
+};
+
+struct LoadOptions {
+  // "weights": weights and buffers alone. Optimizers and random states stay as
+  // they are, and need not be those that were saved.
+  std::string only = {};
+};
+
+struct Loaded {
+  std::uint64_t step = 0;
+  c10::IValue extra;
+};
+
+// While it lives, on its thread, floating-point tensors go to their tier as
+// they are created, with the same values as otherwise. At its end those that
+// did not become leaves that require gradients are plain tensors again:
+// parameters that are frozen at birth are taken by Engine::adopt().
+class [[nodiscard]] Init {
+ public:
+  ~Init();
+  Init(const Init&) = delete;
+  Init& operator=(const Init&) = delete;
+
+  void end();  // now; throws what the destructor can only log
+
+ private:
+  friend class Engine;
+  explicit Init(std::shared_ptr<EngineImpl> impl);
+  std::shared_ptr<EngineImpl> impl_;
+};
+
+// One at a time. Models are referred to weakly: they live as long as their
+// owners want, before or after the engine. A model is a module that somebody
+// holds by a shared_ptr or a holder (TORCH_MODULE), as torch itself wants it.
+class Engine {
+ public:
+  // Throws what is wrong with the options.
+  explicit Engine(const EngineOptions& options = {});
+  ~Engine();  // close()
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // auto init = engine.init();
+  Init init();
+
+  // Takes a model that exists, or names one that was born in init(): save() and
+  // load() know adopted models. A parameter whose memory somebody else uses too
+  // stays as it is until a later step finds it alone.
+  void adopt(torch::nn::Module& model);
+  template <typename T>
+  void adopt(torch::nn::ModuleHolder<T>& model) {
+    adopt(*model);
+  }
+
+  // Makes it a plain model again, in memory, with its gradients and optimizer
+  // states. Throws when it does not fit; it is managed as before then.
+  void release(torch::nn::Module& model);
+  template <typename T>
+  void release(torch::nn::ModuleHolder<T>& model) {
+    release(*model);
+  }
+
+  // Gives everything back: models are plain models again, the folders on NVMe
+  // are gone. What does not fit in memory throws when it is touched afterwards.
+  void close();
+
+  EngineStats stats() const;
+
+  // Writes weights, buffers, the states of zinf::AdamW, random states and
+  // `extra` to a new directory, which Python's engine.load() reads too. `extra`
+  // may hold tensors, numbers, texts, None, and lists, tuples and dictionaries
+  // of these.
+  void save(const std::string& path, const c10::IValue& extra = {});
+
+  // Brings back what save(), or Python's, has written, into the same models and
+  // optimizers. Another shape or a missing state is refused before anything
+  // changes.
+  Loaded load(const std::string& path, const LoadOptions& options = {});
+
+ private:
+  std::shared_ptr<EngineImpl> impl_;
+};
+
+}  // namespace zinf

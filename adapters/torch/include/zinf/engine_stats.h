@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+
+namespace zinf {
+
+// Counts and bytes of one engine so far. After close(), of its last moment.
+struct EngineStats {
+  std::uint64_t managed = 0;         // units under management
+  std::uint64_t weights_bytes = 0;   // of those that are weights
+  std::uint64_t resident_bytes = 0;  // of units in memory
+  std::uint64_t peak_resident_bytes = 0;
+  std::uint64_t device_resident_bytes = 0;
+  std::uint64_t device_peak_resident_bytes = 0;
+  std::uint64_t reads = 0;  // moves from NVMe, and their bytes
+  std::uint64_t writes = 0;
+  std::uint64_t bytes_read = 0;
+  std::uint64_t bytes_written = 0;
+  std::uint64_t fetches =
+      0;                    // reads that an operator waited for from the start
+  std::uint64_t drops = 0;  // units that left memory
+  std::uint64_t nvme_bytes = 0;  // of the files on NVMe
+  // host_memory, and what tensors and states of the process hold of it.
+  std::uint64_t host_limit_bytes = 0;
+  std::uint64_t host_used_bytes = 0;
+  std::uint64_t host_peak_bytes = 0;
+  std::uint64_t intercepted = 0;  // operators on units, of the whole process
+  std::uint64_t escapes = 0;      // raw pointers that were taken
+  std::uint64_t faults = 0;       // reads that a fault has served
+  std::uint64_t audit_violations = 0;  // what audit has found
+  std::uint64_t undeclared_writes = 0;
+};
+
+}  // namespace zinf

@@ -1,0 +1,34 @@
+# The C++ package: find_package(zinf) gives zinf::zinf, or without torch the
+# parts (zinf::engine, zinf::tier, ...). Nothing in it needs Python.
+include(CMakePackageConfigHelpers)
+set(package lib/cmake/zinf)
+set(parts base io mem optim tier engine)
+set(headers ${PROJECT_SOURCE_DIR}/include/zinf)
+if(ZINF_TORCH)
+  list(APPEND parts torch)
+  list(APPEND headers ${PROJECT_SOURCE_DIR}/adapters/torch/include/zinf)
+endif()
+
+foreach(part ${parts})
+  set_target_properties(zinf_${part} PROPERTIES EXPORT_NAME ${part})
+  install(TARGETS zinf_${part} EXPORT zinf ARCHIVE DESTINATION lib INCLUDES
+          DESTINATION include)
+endforeach()
+if(ZINF_TORCH)
+  set_target_properties(zinf_torch PROPERTIES EXPORT_NAME zinf)
+endif()
+install(DIRECTORY ${headers} DESTINATION include)
+# Its own copy: who links zinf does not need liburing.
+install(FILES ${URING_STATIC} DESTINATION lib RENAME libzinf_uring.a)
+
+install(EXPORT zinf NAMESPACE zinf:: FILE zinf-targets.cmake DESTINATION ${package})
+configure_package_config_file(
+  ${PROJECT_SOURCE_DIR}/cmake/zinf-config.cmake.in
+  ${PROJECT_BINARY_DIR}/zinf-config.cmake INSTALL_DESTINATION ${package})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/zinf-config-version.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(
+  FILES ${PROJECT_BINARY_DIR}/zinf-config.cmake
+        ${PROJECT_BINARY_DIR}/zinf-config-version.cmake
+        ${PROJECT_SOURCE_DIR}/cmake/zinf_import_torch.cmake
+  DESTINATION ${package})
