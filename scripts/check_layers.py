@@ -14,6 +14,7 @@ ALLOWED = {
     "src/io": {"src/base"},
     "src/mem": {"src/base"},
     "src/optim": {"src/base"},
+    "src/sched": {"src/base"},
     "src/tier": {"src/base", "src/io", "src/mem"},
     "src/engine": {"src/base", "src/mem", "src/tier"},
     "cli": {"src/base"},
@@ -28,6 +29,7 @@ PUBLIC = {
     "src/io": {"disk", "io", "io_bench", "memory_disk"},
     "src/mem": {"arena", "budget", "slab"},
     "src/optim": {"adam", "cast", "dtype"},
+    "src/sched": {"trace", "trace_book"},
     "src/tier": {"residency", "store"},
     "src/engine": {"host_tier"},
 }
