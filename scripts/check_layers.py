@@ -29,7 +29,7 @@ PUBLIC = {
     "src/io": {"disk", "io", "io_bench", "memory_disk"},
     "src/mem": {"arena", "budget", "slab"},
     "src/optim": {"adam", "cast", "dtype"},
-    "src/sched": {"trace", "trace_book"},
+    "src/sched": {"plan", "trace", "trace_book"},
     "src/tier": {"residency", "store"},
     "src/engine": {"host_tier"},
 }
