@@ -1,0 +1,106 @@
+#include "zinf/plan.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "src/base/strf.h"
+#include "src/sched/gaps.h"
+#include "src/sched/keep.h"
+#include "src/sched/timing.h"
+#include "zinf/bytes.h"
+
+namespace zinf {
+namespace {
+
+using sched::Dropped;
+using sched::Gap;
+using sched::Gaps;
+
+std::uint64_t least(const Gaps& found) {
+  const auto most = std::ranges::max_element(found.used_bytes);
+  return most == found.used_bytes.end() ? 0 : static_cast<std::uint64_t>(*most);
+}
+
+Plan list_actions(const Gaps& found, const std::vector<Dropped>& dropped) {
+  struct Timed {
+    std::uint32_t position;
+    std::uint32_t ahead;  // reads that are needed earlier start earlier
+    Action action;
+    auto key() const {
+      return std::tuple(position, action.kind, ahead, action.state);
+    }
+  };
+  const auto round = static_cast<std::uint32_t>(found.used_bytes.size());
+  std::vector<Timed> timed;
+  const auto add = [&](std::uint32_t position, const Dropped& d,
+                       ActionKind kind) {
+    timed.push_back({.position = position % round,
+                     .ahead = d.ahead,
+                     .action = {found.gaps[d.gap].state, kind}});
+  };
+  for (const Dropped& d : dropped) {
+    const Gap& gap = found.gaps[d.gap];
+    if (d.writes) add(gap.first, d, ActionKind::kWrite);
+    add(gap.first + d.behind, d, ActionKind::kDrop);
+    if (gap.reads) add(gap.first + gap.length - d.ahead, d, ActionKind::kFetch);
+  }
+  std::ranges::sort(timed, {}, &Timed::key);
+
+  Plan plan;
+  for (std::uint32_t position = 0, i = 0; position < round; ++position) {
+    for (; i < timed.size() && timed[i].position == position; ++i)
+      plan.actions.push_back(timed[i].action);
+    plan.ends.push_back(i);
+  }
+  return plan;
+}
+
+}  // namespace
+
+Result<std::uint64_t> least_budget(const Trace& trace, const PlanInput& input) {
+  ZINF_TRY(sched::check_input(trace, input));
+  const Gaps found = sched::find_gaps(trace, input);
+  return least(found);
+}
+
+Result<Plan> make_plan(const Trace& trace, const PlanInput& input) {
+  ZINF_TRY(sched::check_input(trace, input));
+  const Gaps found = sched::find_gaps(trace, input);
+  if (least(found) > input.budget_bytes) {
+    return Status::error(
+        Code::kOverBudget,
+        strf("plan: a budget of %s (%llu B); the states used at once need at "
+             "least %s (%llu B)",
+             format_bytes(input.budget_bytes).c_str(),
+             static_cast<unsigned long long>(input.budget_bytes),
+             format_bytes(least(found)).c_str(),
+             static_cast<unsigned long long>(least(found))));
+  }
+  const std::uint64_t budget = std::min(input.budget_bytes, sched::kMostBytes);
+  const std::uint64_t for_keeping =
+      budget - std::min(input.ahead_bytes, budget);
+  const std::vector<bool> kept =
+      sched::choose_kept(trace, found, static_cast<std::int64_t>(for_keeping),
+                         input.states.size());
+  return list_actions(found, sched::time_moves(found, kept, input));
+}
+
+Result<Plan> fastest_plan(const Trace& trace, PlanInput input) {
+  ZINF_ASSIGN(const std::uint64_t least_bytes, least_budget(trace, input));
+  input.ahead_bytes = 0;
+  ZINF_ASSIGN(Plan best, make_plan(trace, input));
+  ZINF_ASSIGN(Forecast best_step, simulate(trace, best, input));
+  for (std::uint64_t parts = 128; parts > 1; parts /= 2) {
+    if (best_step.stall_seconds <= 0) break;
+    input.ahead_bytes = (input.budget_bytes - least_bytes) / parts;
+    ZINF_ASSIGN(Plan plan, make_plan(trace, input));
+    ZINF_ASSIGN(const Forecast step, simulate(trace, plan, input));
+    if (step.seconds >= best_step.seconds) continue;
+    best = std::move(plan);
+    best_step = step;
+  }
+  return best;
+}
+
+}  // namespace zinf
