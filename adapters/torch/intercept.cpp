@@ -1,10 +1,12 @@
 #include "adapters/torch/intercept.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "adapters/torch/init_mode.h"
@@ -16,6 +18,8 @@
 namespace zinf {
 namespace {
 
+constexpr c10::DispatchKeySet kBothKeys({kOuterKey, kInnerKey});
+
 std::atomic<std::uint64_t> intercepted = 0;
 
 c10::DispatchKeySet after(c10::DispatchKeySet keys, c10::DispatchKey key) {
@@ -24,6 +28,9 @@ c10::DispatchKeySet after(c10::DispatchKeySet keys, c10::DispatchKey key) {
 
 void run(const c10::OperatorHandle& op, const Policy& policy,
          c10::DispatchKeySet rest, torch::jit::Stack* stack) {
+  // What a complete operator is made of goes straight to its kernels.
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> straight;
+  if (policy.complete) straight.emplace(kBothKeys);
   if (policy.arguments.empty()) {
     op.redispatchBoxed(rest, stack);
     return;

@@ -42,6 +42,16 @@ bool can_hold_tensors(const c10::Type& type) {
   }
 }
 
+// Views that never copy.
+const std::unordered_set<std::string_view>& views() {
+  static const auto* names = new std::unordered_set<std::string_view>{
+      "aten::alias",  "aten::as_strided", "aten::detach", "aten::expand",
+      "aten::narrow", "aten::permute",    "aten::select", "aten::slice",
+      "aten::split",  "aten::squeeze",    "aten::t",      "aten::transpose",
+      "aten::unbind", "aten::unsqueeze",  "aten::view",   "aten::view_as"};
+  return *names;
+}
+
 bool starts_with(std::string_view name, std::string_view prefix) {
   return name.substr(0, prefix.size()) == prefix;
 }
@@ -50,19 +60,25 @@ Policy make_policy(const c10::FunctionSchema& schema) {
   Policy policy{.name = schema.operator_name()};
   policy.num_arguments = schema.arguments().size();
   std::string_view name = schema.name();
-  if (need_no_data().contains(name)) return policy;
+  policy.complete = views().contains(name);
+  if (policy.complete || need_no_data().contains(name)) return policy;
   bool aten = starts_with(name, "aten::") || starts_with(name, "prim::");
+  bool skipped = false;
   for (std::size_t i = 0; i < policy.num_arguments; ++i) {
     const c10::Argument& argument = schema.arguments()[i];
     const c10::AliasInfo* alias = argument.alias_info();
     bool write = alias != nullptr && alias->isWrite();
     // A view needs no data; what looks like one but copies calls operators
     // that do.
-    if (alias != nullptr && !write && aten) continue;
+    if (alias != nullptr && !write && aten) {
+      skipped = true;
+      continue;
+    }
     if (!can_hold_tensors(*argument.type())) continue;
     policy.arguments.push_back(
         {static_cast<std::uint16_t>(i), write ? Use::kChange : Use::kRead});
   }
+  policy.complete = aten && !skipped && !policy.arguments.empty();
   if (name == "aten::cat") {
     policy.pieces = Policy::Pieces::kCat;
   } else if (starts_with(name, "aten::_foreach_") ||

@@ -20,6 +20,9 @@ struct Policy {
   c10::OperatorName name;
   std::vector<ArgumentUse> arguments = {};  // that need their data
   std::size_t num_arguments = 0;
+  // Whatever it is made of finds its data there: a view that never copies, or
+  // an operator of torch with all its tensors pinned.
+  bool complete = false;
   // How the inner key runs it over lists that are long.
   enum class Pieces : std::uint8_t {
     kNone,

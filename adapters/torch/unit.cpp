@@ -398,7 +398,7 @@ void Unit::forget() {
 }
 
 void Unit::prefetch() {
-  if (!consumed_) residency_.prefetch(state_);
+  if (!consumed_ && !stays_) residency_.prefetch(state_);
 }
 
 // Nothing can be thrown where a pointer is read: it finds NaN.

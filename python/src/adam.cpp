@@ -63,6 +63,16 @@ at::Tensor tensor_in(const py::dict& state, const char* name) {
   return state[name].cast<at::Tensor>();
 }
 
+// The count of steps, which torch keeps as a float32 tensor.
+float* step_in(const py::dict& state) {
+  at::Tensor step = tensor_in(state, "step");
+  if (step.scalar_type() != at::kFloat || !step.is_cpu() || step.numel() != 1) {
+    throw Error(Status::error(Code::kInvalid,
+                              "step must be one float32 number on the CPU"));
+  }
+  return step.mutable_data_ptr<float>();
+}
+
 // A parameter with a gradient, and its part of the optimizer's `state`.
 using Item = std::pair<at::Tensor, py::dict>;
 
@@ -80,7 +90,7 @@ AdamItem item_of(const at::Tensor& parameter, const py::dict& state) {
       item.tensors.master = master.cast<at::Tensor>();
     }
   }
-  item.step = tensor_in(state, "step").item<std::int64_t>() + 1;
+  item.step = static_cast<std::int64_t>(*step_in(state)) + 1;
   return item;
 }
 
@@ -94,14 +104,14 @@ void py_adam_update_all(const std::vector<Item>& items, double lr, double beta1,
                          .weight_decay = weight_decay,
                          .decay = WeightDecay::kDecoupled};
   std::vector<AdamItem> all;
-  std::vector<at::Tensor> steps;
+  std::vector<float*> steps;  // in the dictionaries, which the caller holds
   for (const auto& [parameter, state] : items) {
     all.push_back(item_of(parameter, state));
-    steps.push_back(tensor_in(state, "step"));
+    steps.push_back(step_in(state));
   }
   py::gil_scoped_release release;
   throw_if_error(adam_update_all(options, inverse_scale, clip, all, pool));
-  for (at::Tensor& step : steps) step.add_(1);
+  for (float* step : steps) *step += 1;
 }
 
 }  // namespace
