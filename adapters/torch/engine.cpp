@@ -122,6 +122,10 @@ bool adopt_parameters(
   return all;
 }
 
+void offer_gradient(const at::Tensor& parameter) {
+  manager_of(parameter)->offer(parameter.grad(), Role::kGrad, "gradient");
+}
+
 void consume_gradient(const at::Tensor& parameter) {
   Unit* unit = Unit::of(parameter);
   parameter.mutable_grad() = Unit::consumed(unit->manager(), parameter.grad(),

@@ -45,6 +45,8 @@ bool adopt_parameters(
     const std::shared_ptr<Manager>& manager,
     const std::vector<std::pair<std::string, at::Tensor>>& named);
 
+// A managed parameter's gradient may leave memory from now on.
+void offer_gradient(const at::Tensor& parameter);
 // Puts a tensor that raises in the place of a managed parameter's gradient.
 void consume_gradient(const at::Tensor& parameter);
 

@@ -152,7 +152,10 @@ void Unit::take_content(c10::StorageImpl* storage) {
   // Torch's own alignment, which decides about bits (a mapped file has none);
   // a page's for what goes to a disk from where it is.
   std::size_t alignment = stays_ ? 64 : std::size_t{kPage};
-  if (!device_.is_cpu() || is_aligned(data, alignment)) {
+  // What lives long would keep pages of the arena from going back.
+  bool in_arena = manager_->tier().memory().arena().owns(data);
+  bool short_lived = stays_ || role_ == Role::kGrad || !in_arena;
+  if (!device_.is_cpu() || (is_aligned(data, alignment) && short_lived)) {
     Reservation counted =
         manager_->count(storage->_mutable_data_ptr_no_checks(), bytes_, stays_);
     c10::DataPtr old = std::exchange(storage->_mutable_data_ptr_no_checks(),

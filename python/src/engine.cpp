@@ -103,6 +103,7 @@ void bind_engine(py::module_& module) {
 
   module.def("manager_of", &manager_of);
   module.def("managers_of", &managers_of);
+  module.def("offer_gradient", &offer_gradient, Released());
   module.def("consume_gradient", &consume_gradient);
   module.def("is_consumed", [](const at::Tensor& grad) {
     Unit* unit = Unit::of(grad);

@@ -68,9 +68,13 @@ class BackwardUpdate:
                 'a second backward before step(): with update="backward" say how many there are, '
                 f"zinf.AdamW(..., micro_batches={self._passes + 1})"
             )
+        if not _C.is_managed(parameter):
+            return
         last = self._passes + 1 == self._micro_batches
-        if last and optimizer.max_grad_norm is None and _C.is_managed(parameter):
+        if last and optimizer.max_grad_norm is None:
             self._update(optimizer, parameter)
+        else:
+            _C.offer_gradient(parameter)
 
     @torch.no_grad()
     def _update(self, optimizer: AdamW, parameter: torch.Tensor) -> None:

@@ -35,6 +35,7 @@ class Engine:
     host_memory: budget for states in host memory: bytes (4e9), or a text such as "4GB" or "512MiB".
     device_memory: budget for units on the accelerator, where there is one.
     nvme: a directory on a fast disk, or several; a private folder is made there and removed at the end.
+        "{local_rank}" in it is replaced by the process's LOCAL_RANK.
     weights, states: "auto", "host" or "nvme": where weights (with their gradients) and optimizer states live.
     evict: "auto", or "always" to drop every unit after each use (for tests).
     audit: look for accesses that interception has missed; costs time.
@@ -75,6 +76,9 @@ class Engine:
             audit=bool(audit),
             away_bytes=1 << 20,
         )
+        self._has_nvme = nvme is not None
+        places = {"weights": weights, "states": states}  # what never leaves memory
+        self._fixed = {role for role, place in places.items() if place == "host" or not self._has_nvme}
         self._closed = False
         self._stale = True  # there may be parameters that the models did not have before
         self._modules: list[weakref.ref[torch.nn.Module]] = []  # in the order of their coming
@@ -304,10 +308,12 @@ def _bytes(value: float | str | None, name: str) -> int:
 def _paths(nvme: Any) -> list[str]:
     if nvme is None:
         return []
+    rank = os.environ.get("LOCAL_RANK", "0")
     paths = [nvme] if isinstance(nvme, str | os.PathLike) else list(nvme)
+    paths = [os.fspath(path).replace("{local_rank}", rank) for path in paths]
     for path in paths:
         _try_directory(path)
-    return [os.fspath(path) for path in paths]
+    return paths
 
 
 def _try_directory(path: str | os.PathLike[str]) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from zinf import _C
 from zinf._backward import BackwardUpdate
+from zinf._budget import check_budget
 from zinf._states import NARROW, copied
 from zinf.engine import engine_of, engine_of_manager, note_optimizer
 
@@ -92,6 +93,7 @@ class AdamW(torch.optim.Optimizer):
         self._failure: str | None = None  # of an update: weights and states do not fit together any more
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         note_optimizer(self)
+        self._check_budget()
 
     def state_dict(self) -> dict[str, Any]:
         packed = super().state_dict()
@@ -199,6 +201,8 @@ class AdamW(torch.optim.Optimizer):
 
     def _prepare(self, parameters: list[torch.Tensor]) -> None:
         """Everything that can be refused, before anything is changed."""
+        if any(not self.state[parameter] for parameter in parameters):
+            self._check_budget()
         if any(parameter.grad.is_sparse for parameter in parameters):
             raise RuntimeError(
                 "zinf.AdamW does not take sparse gradients: build the embedding with sparse=False"
@@ -246,6 +250,12 @@ class AdamW(torch.optim.Optimizer):
             "eps": float(group["eps"]),
             "weight_decay": float(group["weight_decay"]),
         }
+
+    def _check_budget(self) -> None:
+        waiting = self._backward is None or self.max_grad_norm is not None
+        for engine in {engine_of(parameter) for parameter in self._parameters()} - {None}:
+            mine = [parameter for parameter in self._parameters() if engine_of(parameter) is engine]
+            check_budget(engine, mine, self.master == "split", waiting)
 
     def _refresh(self) -> None:
         managers = _C.managers_of(self._parameters())
