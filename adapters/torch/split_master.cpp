@@ -117,6 +117,10 @@ void SplitMaster::set_joined(const at::Tensor& joined, Unit* unit) {
 void SplitMaster::join_unwatched(const at::Tensor& weight) {
   Unit* unit = Unit::of(weight);
   if (unit != nullptr && unit->is_watched_by(this)) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (joined_.defined()) return;
+  }
   Pins pins;
   pins.take(weight, Use::kRead);
   // A weight that is another one now is its own master.

@@ -156,13 +156,13 @@ class AdamW(torch.optim.Optimizer):
             return loss  # the scaler has found a gradient that is not finite
         scale = getattr(self, "grad_scale", None)
         inverse_scale = 1.0 if scale is None else 1.0 / float(scale)
-        groups = [(group, [p for p in group["params"] if self._is_due(p)]) for group in self.param_groups]
-        updated = [parameter for _, parameters in groups for parameter in parameters]
+        groups = [[p for p in group["params"] if self._is_due(p)] for group in self.param_groups]
+        updated = [parameter for parameters in groups for parameter in parameters]
         self._prepare(updated)
         clip = self._clip_factor([parameter.grad for parameter in updated], inverse_scale)
         options = [self._options(group) for group in self.param_groups]
         try:
-            for (_, parameters), its_options in zip(groups, options, strict=True):
+            for parameters, its_options in zip(groups, options, strict=True):
                 self._update(parameters, its_options, inverse_scale, clip)
         except Exception as error:
             self._failure = str(error)
