@@ -27,8 +27,8 @@ namespace zinf {
 // touched. What is not managed, what waits for the norm of all gradients, and
 // what the last of several passes did not reach, is left for step().
 //
-// Thread-safe; nothing is locked while it calls others. It lives no longer than
-// its optimizer.
+// Thread-safe; nothing is locked while it calls others. `fail` may be called as
+// long as it lives.
 class BackwardUpdate final
     : public std::enable_shared_from_this<BackwardUpdate> {
  public:

@@ -64,9 +64,9 @@ class Engine:
             host_memory=_size(host_memory, "host_memory"),
             device_memory=_size(device_memory, "device_memory"),
             nvme=_paths(nvme),
-            weights=weights,
-            states=states,
-            evict=evict,
+            weights=str(weights),
+            states=str(states),
+            evict=str(evict),
             audit=bool(audit),
         )
         self._closed = False

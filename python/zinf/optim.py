@@ -77,8 +77,8 @@ class AdamW(torch.optim.Optimizer):
             eps=eps,
             weight_decay=weight_decay,
             max_grad_norm=max_grad_norm,
-            update=update,
-            master=master,
+            update=str(update),
+            master=str(master),
             micro_batches=micro_batches,
         )
         self.max_grad_norm = max_grad_norm
