@@ -146,7 +146,8 @@ Status TensorReader::check(const NamedTensor& tensor) const {
 Status TensorReader::read(const NamedTensor& named) {
   ZINF_TRY(check(named));
   ZINF_ASSIGN(StateId id, store_->find(named.unit, named.state));
-  at::Tensor to = named.tensor.detach();
+  at::Tensor to =
+      named.split ? named.split->join(named.tensor) : named.tensor.detach();
   bool direct = to.is_contiguous() && to.is_cpu();
   at::Tensor whole =
       direct ? to : at::empty(to.sizes(), to.options().device(at::kCPU));

@@ -19,7 +19,7 @@ struct NamedTensor {
   std::string unit;   // "transformer.h.0.mlp.weight"
   std::string state;  // "weight", "buffer", "exp_avg", ...
   at::Tensor tensor;
-  // Not the tensor itself is saved, but its master, in float32.
+  // Not the tensor itself is meant, but its master, in float32.
   std::shared_ptr<SplitMaster> split = nullptr;
 };
 

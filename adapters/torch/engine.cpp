@@ -9,43 +9,18 @@
 #include "adapters/torch/intercept.h"
 #include "adapters/torch/keys.h"
 #include "adapters/torch/manager.h"
+#include "adapters/torch/options.h"
 
 namespace zinf {
-namespace {
 
-Where parse_where(const std::string& argument, const std::string& value) {
-  if (value == "auto") return Where::kAuto;
-  if (value == "host") return Where::kHost;
-  if (value == "nvme") return Where::kNvme;
-  throw Error(Status::error(Code::kInvalid,
-                            argument + " is \"" + value +
-                                "\", must be \"auto\", \"host\" or \"nvme\""));
-}
-
-}  // namespace
-
-std::shared_ptr<Manager> make_manager(std::uint64_t host_bytes,
-                                      std::uint64_t device_bytes,
-                                      std::vector<std::string> nvme,
-                                      const std::string& weights,
-                                      const std::string& states,
-                                      bool evict_always, bool audit,
-                                      std::uint64_t away_bytes) {
-  ManagerOptions options;
-  options.tier = {.nvme = std::move(nvme),
-                  .weights = parse_where("weights", weights),
-                  .states = parse_where("states", states),
-                  .away_bytes = evict_always ? 0 : away_bytes};
-  options.host_bytes = host_bytes;
-  options.device_bytes = device_bytes;
-  options.evict_always = evict_always;
-  options.audit = audit;
-  Result<std::shared_ptr<Manager>> manager = Manager::create(options);
+std::shared_ptr<Manager> make_manager(const EngineOptions& options) {
+  ManagerOptions checked = manager_options(options);
+  Result<std::shared_ptr<Manager>> manager = Manager::create(checked);
   throw_if_error(manager.status());
   static const std::int64_t wired = wire_operators();
   (void)wired;
   watch_data_assignments();
-  if (audit) start_audit();
+  if (checked.audit) start_audit();
   return *manager;
 }
 
@@ -123,13 +98,20 @@ bool adopt_parameters(
 }
 
 void offer_gradient(const at::Tensor& parameter) {
-  manager_of(parameter)->offer(parameter.grad(), Role::kGrad, "gradient");
+  std::shared_ptr<Manager> manager = manager_of(parameter);
+  if (manager->closed() || !parameter.grad().defined()) return;
+  manager->offer(parameter.grad(), Role::kGrad, "gradient");
 }
 
 void consume_gradient(const at::Tensor& parameter) {
   Unit* unit = Unit::of(parameter);
   parameter.mutable_grad() = Unit::consumed(unit->manager(), parameter.grad(),
                                             "gradient of " + unit->name());
+}
+
+bool is_consumed(const at::Tensor& grad) {
+  Unit* unit = Unit::of(grad);
+  return unit != nullptr && unit->is_consumed();
 }
 
 void release_tensor(const at::Tensor& tensor) {

@@ -14,16 +14,11 @@
 namespace zinf {
 
 class Manager;
+struct EngineOptions;
 
 // The manager of a new engine, with operators and assignments watched. Throws
-// what is wrong with the arguments.
-std::shared_ptr<Manager> make_manager(std::uint64_t host_bytes,
-                                      std::uint64_t device_bytes,
-                                      std::vector<std::string> nvme,
-                                      const std::string& weights,
-                                      const std::string& states,
-                                      bool evict_always, bool audit,
-                                      std::uint64_t away_bytes);
+// what is wrong with the options.
+std::shared_ptr<Manager> make_manager(const EngineOptions& options);
 void close_manager(Manager& manager);
 
 EngineStats engine_stats(Manager& manager);
@@ -49,6 +44,7 @@ bool adopt_parameters(
 void offer_gradient(const at::Tensor& parameter);
 // Puts a tensor that raises in the place of a managed parameter's gradient.
 void consume_gradient(const at::Tensor& parameter);
+bool is_consumed(const at::Tensor& grad);
 
 // A plain tensor again.
 void release_tensor(const at::Tensor& tensor);

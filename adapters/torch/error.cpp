@@ -19,6 +19,10 @@ void throw_if_error(const Status& status) {
   throw BudgetError(status);
 }
 
+void refuse(const std::string& text) {
+  throw Error(Status::error(Code::kInvalid, text));
+}
+
 void set_budget_thrower(void (*thrower)(const Status& status)) {
   budget_thrower = thrower;
 }

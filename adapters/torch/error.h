@@ -1,11 +1,16 @@
 // The boundary where a Status becomes an exception for C++ and Python users.
 #pragma once
 
+#include <string>
+
 #include "zinf/error.h"
 
 namespace zinf {
 
 void throw_if_error(const Status& status);
+
+// Throws: the caller's request makes no sense as it stands.
+[[noreturn]] void refuse(const std::string& text);
 
 // Called instead of throwing a BudgetError: it throws what its language has for
 // one.

@@ -7,7 +7,7 @@
 namespace zinf {
 namespace {
 
-// These look at sizes and types only.
+// These look at sizes and types only, or at the graph.
 const std::unordered_set<std::string_view>& need_no_data() {
   static const std::unordered_set<std::string_view> names = {
       "aten::empty_like",   "aten::zeros_like",
@@ -22,6 +22,7 @@ const std::unordered_set<std::string_view>& need_no_data() {
       "aten::sym_numel",    "aten::sym_storage_offset",
       "aten::size",         "aten::stride",
       "aten::numel",        "aten::dim",
+      "aten::detach_",
   };
   return names;
 }

@@ -94,15 +94,9 @@ AdamItem item_of(const at::Tensor& parameter, const py::dict& state) {
   return item;
 }
 
-void py_adam_update_all(const std::vector<Item>& items, double lr, double beta1,
-                        double beta2, double eps, double weight_decay,
-                        float inverse_scale, float clip, ThreadPool* pool) {
-  AdamOptions options = {.lr = lr,
-                         .beta1 = beta1,
-                         .beta2 = beta2,
-                         .eps = eps,
-                         .weight_decay = weight_decay,
-                         .decay = WeightDecay::kDecoupled};
+void py_adam_update_all(const std::vector<Item>& items,
+                        const AdamOptions& options, float inverse_scale,
+                        float clip, ThreadPool* pool) {
   std::vector<AdamItem> all;
   std::vector<float*> steps;  // in the dictionaries, which the caller holds
   for (const auto& [parameter, state] : items) {
@@ -139,6 +133,19 @@ void bind_adam(py::module_& module) {
            "The master in float32; it stays split itself.", py::arg("weight"),
            py::call_guard<py::gil_scoped_release>());
 
+  py::class_<AdamOptions>(module, "AdamOptions", "Of AdamW.")
+      .def(py::init([](double lr, double beta1, double beta2, double eps,
+                       double weight_decay) {
+             return AdamOptions{.lr = lr,
+                                .beta1 = beta1,
+                                .beta2 = beta2,
+                                .eps = eps,
+                                .weight_decay = weight_decay,
+                                .decay = WeightDecay::kDecoupled};
+           }),
+           py::kw_only(), py::arg("lr"), py::arg("beta1"), py::arg("beta2"),
+           py::arg("eps"), py::arg("weight_decay"));
+
   AdamOptions defaults;
   module.def("adam_update", py_adam_update, kUpdateDoc, py::arg("weight"),
              py::arg("grad"), py::arg("exp_avg"), py::arg("exp_avg_sq"),
@@ -154,8 +161,7 @@ void bind_adam(py::module_& module) {
 
   module.def("adam_update_all", py_adam_update_all,
              "AdamW on many parameters; items are (parameter, its state).",
-             py::arg("items"), py::kw_only(), py::arg("lr"), py::arg("beta1"),
-             py::arg("beta2"), py::arg("eps"), py::arg("weight_decay"),
+             py::arg("items"), py::arg("options"), py::kw_only(),
              py::arg("inverse_scale") = 1.0F, py::arg("clip") = 1.0F,
              py::arg("pool") = py::none());
 

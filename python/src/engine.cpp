@@ -3,6 +3,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,7 +16,7 @@
 #include "adapters/torch/manager.h"
 #include "adapters/torch/split_master.h"
 #include "python/src/bindings.h"
-#include "zinf/bytes.h"
+#include "zinf/engine.h"
 
 namespace py = pybind11;
 
@@ -58,10 +59,22 @@ py::dict stats_of(Manager& manager) {
 void bind_engine(py::module_& module) {
   using Released = py::call_guard<py::gil_scoped_release>;
   py::class_<Manager, std::shared_ptr<Manager>>(module, "Manager")
-      .def(py::init(&make_manager), py::kw_only(), py::arg("host_bytes"),
-           py::arg("device_bytes"), py::arg("nvme"), py::arg("weights"),
-           py::arg("states"), py::arg("evict_always"), py::arg("audit"),
-           py::arg("away_bytes"))
+      .def(py::init([](const std::optional<std::string>& host_memory,
+                       const std::optional<std::string>& device_memory,
+                       std::vector<std::string> nvme, std::string weights,
+                       std::string states, std::string evict, bool audit) {
+             EngineOptions options = {.nvme = std::move(nvme),
+                                      .weights = std::move(weights),
+                                      .states = std::move(states),
+                                      .evict = std::move(evict),
+                                      .audit = audit};
+             if (host_memory) options.host_memory = *host_memory;
+             if (device_memory) options.device_memory = *device_memory;
+             return make_manager(options);
+           }),
+           py::kw_only(), py::arg("host_memory"), py::arg("device_memory"),
+           py::arg("nvme"), py::arg("weights"), py::arg("states"),
+           py::arg("evict"), py::arg("audit"))
       .def("begin_init",
            [](std::shared_ptr<Manager> self) {
              InitMode::begin(std::move(self));
@@ -103,12 +116,7 @@ void bind_engine(py::module_& module) {
 
   module.def("manager_of", &manager_of);
   module.def("managers_of", &managers_of);
-  module.def("offer_gradient", &offer_gradient, Released());
-  module.def("consume_gradient", &consume_gradient);
-  module.def("is_consumed", [](const at::Tensor& grad) {
-    Unit* unit = Unit::of(grad);
-    return unit != nullptr && unit->is_consumed();
-  });
+  module.def("is_consumed", &is_consumed);
   module.def("is_managed", [](const at::Tensor& tensor) {
     return Unit::of(tensor) != nullptr;
   });
@@ -167,11 +175,6 @@ void bind_engine(py::module_& module) {
       },
       "Gives unused memory back to the system; the bytes still in use.",
       Released());
-  module.def("parse_bytes", [](const std::string& text) {
-    Result<std::uint64_t> bytes = parse_bytes(text);
-    throw_if_error(bytes.status());
-    return *bytes;
-  });
 }
 
 }  // namespace zinf

@@ -1,7 +1,7 @@
 """The C++ core: what python/src binds."""
 # ruff: noqa: N999
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -44,14 +44,14 @@ def adam_update(
     pool: ThreadPool | None = None,
     sum_squares: bool = False,
 ) -> float | None: ...
+
+class AdamOptions:
+    def __init__(self, *, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> None: ...
+
 def adam_update_all(
     items: Sequence[tuple[Tensor, dict[str, Any]]],
+    options: AdamOptions,
     *,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
     inverse_scale: float = 1.0,
     clip: float = 1.0,
     pool: ThreadPool | None = None,
@@ -62,14 +62,13 @@ class Manager:
     def __init__(
         self,
         *,
-        host_bytes: int,
-        device_bytes: int,
+        host_memory: str | None,
+        device_memory: str | None,
         nvme: Sequence[str],
         weights: str,
         states: str,
-        evict_always: bool,
+        evict: str,
         audit: bool,
-        away_bytes: int,
     ) -> None: ...
     def begin_init(self) -> None: ...
     def end_init(self) -> None: ...
@@ -85,8 +84,6 @@ class Manager:
 
 def manager_of(tensor: Tensor, /) -> Manager | None: ...
 def managers_of(tensors: Sequence[Tensor], /) -> list[Manager | None]: ...
-def offer_gradient(parameter: Tensor, /) -> None: ...
-def consume_gradient(parameter: Tensor, /) -> None: ...
 def is_consumed(grad: Tensor, /) -> bool: ...
 def is_managed(tensor: Tensor, /) -> bool: ...
 def has_keys(tensor: Tensor, /) -> bool: ...
@@ -105,4 +102,23 @@ class TensorReader:
     def read(self, unit: str, state: str, tensor: Tensor, /) -> None: ...
 
 def trim_host_memory() -> int: ...
-def parse_bytes(text: str, /) -> int: ...
+def check_adamw_options(
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    max_grad_norm: float | None,
+    update: str,
+    master: str,
+    micro_batches: int,
+) -> None: ...
+def check_budget(parameters: Sequence[Tensor], *, split: bool, waiting: bool) -> None: ...
+
+class BackwardUpdate:
+    def __init__(self, micro_batches: int, fail: Callable[[str], None]) -> None: ...
+    def on_gradient(self, parameter: Tensor, *, waits: bool) -> bool: ...
+    def begin_update(self, group: int, options: AdamOptions) -> AdamOptions: ...
+    def end_update(self, parameter: Tensor) -> None: ...
+    def check_options(self, groups: Sequence[AdamOptions]) -> None: ...
+    def end_step(self, updated: Sequence[Tensor]) -> None: ...

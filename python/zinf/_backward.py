@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,22 +16,21 @@ if TYPE_CHECKING:
 
 
 class BackwardUpdate:
-    """What happens to an optimizer's parameters in the backward passes of one step.
+    """Hears of the gradients of an optimizer's parameters, and updates them when C++ says so.
 
-    A gradient that was used is replaced by a tensor that raises when it is touched. What is not managed, what
-    waits for the norm of all gradients (max_grad_norm), and what the last of several passes did not reach, is
-    left for step().
+    What happens to gradients in the backward passes of one step: adapters/torch/backward.h.
     """
 
     def __init__(self, optimizer: AdamW, micro_batches: int):
-        self._optimizer = weakref.ref(optimizer)
-        self._micro_batches = micro_batches
+        reference = weakref.ref(optimizer)
+
+        def fail(why: str) -> None:
+            if (failed := reference()) is not None:
+                failed._fail(why)
+
+        self._optimizer = reference
+        self._passes = _C.BackwardUpdate(micro_batches, fail)
         self._group_of = WeakIdKeyDictionary()  # the index of each parameter's group
-        self._pass: weakref.ref[_Pass] | None = None  # that is under way
-        self._passes = 0  # since the last step
-        self._changed = False  # a weight, in the pass that is under way
-        self._updated: set[torch.Tensor] = set()  # in this step
-        self._fixed: dict[int, dict[str, float]] = {}  # options of the groups that were used
 
     def watch(self, index: int, group: dict[str, Any]) -> None:
         for parameter in group["params"]:
@@ -38,86 +38,24 @@ class BackwardUpdate:
                 parameter.register_post_accumulate_grad_hook(self._on_gradient)
             self._group_of[parameter] = index
 
-    def check_options(self, optimizer: AdamW) -> None:
+    def check_options(self, groups: Sequence[_C.AdamOptions]) -> None:
         """Refuses what should have been said before backward."""
-        changed = [
-            name
-            for index, before in self._fixed.items()
-            for name, now in optimizer._options(optimizer.param_groups[index]).items()
-            if now != before[name]
-        ]
-        if changed:
-            raise RuntimeError(
-                f"{changed[0]} was changed between backward and step(), but the weights are updated already "
-                '(update="backward"): change it after step()'
-            )
+        self._passes.check_options(groups)
 
-    def begin_step(self) -> None:
-        self._updated.clear()
-        self._fixed.clear()
-        self._passes = 0
+    def end_step(self, updated: Sequence[torch.Tensor] = ()) -> None:
+        """step() has updated the rest, or a good state was loaded."""
+        self._passes.end_step(updated)
 
+    @torch.no_grad()
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         optimizer = self._optimizer()
         if optimizer is None:
             return
         optimizer._check_usable()
-        self._enter_pass()
-        if parameter in self._updated or self._passes >= self._micro_batches:
-            raise RuntimeError(
-                'a second backward before step(): with update="backward" say how many there are, '
-                f"zinf.AdamW(..., micro_batches={self._passes + 1})"
-            )
-        if not _C.is_managed(parameter):
+        if not self._passes.on_gradient(parameter, waits=optimizer.max_grad_norm is not None):
             return
-        last = self._passes + 1 == self._micro_batches
-        if last and optimizer.max_grad_norm is None:
-            self._update(optimizer, parameter)
-        else:
-            _C.offer_gradient(parameter)
-
-    @torch.no_grad()
-    def _update(self, optimizer: AdamW, parameter: torch.Tensor) -> None:
-        index = self._group_of[parameter]
-        group = optimizer.param_groups[index]
-        options = self._fixed.setdefault(index, optimizer._options(group))
         optimizer._prepare([parameter])
-        self._changed = True
+        index = self._group_of[parameter]
+        options = self._passes.begin_update(index, optimizer._options(optimizer.param_groups[index]))
         optimizer._update([parameter], options, 1.0, 1.0)
-        self._updated.add(parameter)
-        _C.consume_gradient(parameter)
-
-    def _enter_pass(self) -> None:
-        current = None if self._pass is None else self._pass()
-        if current is None:
-            current = _Pass(self)
-            self._changed = False
-            self._pass = weakref.ref(current)
-            torch.autograd.Variable._execution_engine.queue_callback(current)
-
-    def _leave_pass(self, whole: bool) -> None:
-        self._pass = None
-        if whole:
-            self._passes += 1
-            return
-        optimizer = self._optimizer()
-        if self._changed and optimizer is not None:
-            optimizer._fail("an exception inside backward left some weights updated and others not")
-
-
-class _Pass:
-    """Called by autograd at the end of a backward pass, or only dropped when an exception ended it."""
-
-    def __init__(self, update: BackwardUpdate):
-        self._update: BackwardUpdate | None = update
-
-    def __call__(self) -> None:
-        self._leave(True)
-
-    def __del__(self) -> None:
-        self._leave(False)
-
-    def _leave(self, whole: bool) -> None:
-        update, self._update = self._update, None
-        if update is not None:
-            update._leave_pass(whole)
+        self._passes.end_update(parameter)

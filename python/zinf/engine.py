@@ -8,7 +8,6 @@ import functools
 import math
 import numbers
 import os
-import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -59,26 +58,17 @@ class Engine:
         evict: str = "auto",
         audit: bool = False,
     ):
-        if evict not in ("auto", "always"):
-            raise ValueError(f'evict is {evict!r}, must be "auto" or "always"')
-        device_bytes = _bytes(device_memory, "device_memory")
-        if device_bytes and not torch.accelerator.is_available():
-            raise ValueError("device_memory is given, but there is no device: the CPU uses host_memory")
         _constructors.accept_managed()
         _hook_registrations()
         self._manager = _C.Manager(
-            host_bytes=_bytes(host_memory, "host_memory"),
-            device_bytes=device_bytes,
+            host_memory=_size(host_memory, "host_memory"),
+            device_memory=_size(device_memory, "device_memory"),
             nvme=_paths(nvme),
-            weights=weights,
-            states=states,
-            evict_always=evict == "always",
+            weights=str(weights),
+            states=str(states),
+            evict=str(evict),
             audit=bool(audit),
-            away_bytes=1 << 20,
         )
-        self._has_nvme = nvme is not None
-        places = {"weights": weights, "states": states}  # what never leaves memory
-        self._fixed = {role for role, place in places.items() if place == "host" or not self._has_nvme}
         self._closed = False
         self._stale = True  # there may be parameters that the models did not have before
         self._modules: list[weakref.ref[torch.nn.Module]] = []  # in the order of their coming
@@ -284,53 +274,22 @@ def engine_of_manager(manager: _C.Manager) -> Engine | None:
     return next((engine for engine in _engines if engine._manager is manager), None)
 
 
-def _bytes(value: float | str | None, name: str) -> int:
-    if value is None:
-        return 0
-    if isinstance(value, str):
-        try:
-            size = _C.parse_bytes(value)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    elif isinstance(value, bool) or not isinstance(value, numbers.Real):
+def _size(value: float | str | None, name: str) -> str | None:
+    """As C++ takes it: a text."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f'{name} is {value!r}, must be a number of bytes or a text such as "4GB"')
-    elif not math.isfinite(value) or value != int(value):
+    if not math.isfinite(value) or value != int(value):
         raise ValueError(f'{name} is {value!r}, must be a whole number of bytes or a text such as "4GB"')
-    else:
-        size = int(value)
-    if size <= 0:
-        raise ValueError(f"{name} is {value!r}, must be more than nothing")
-    if size >= 1 << 63:
-        raise ValueError(f"{name} is {value!r}, which is more than any memory")
-    return size
+    return str(int(value))
 
 
 def _paths(nvme: Any) -> list[str]:
     if nvme is None:
         return []
-    rank = os.environ.get("LOCAL_RANK", "0")
-    paths = [nvme] if isinstance(nvme, str | os.PathLike) else list(nvme)
-    paths = [os.fspath(path).replace("{local_rank}", rank) for path in paths]
-    for path in paths:
-        _try_directory(path)
-    return paths
-
-
-def _try_directory(path: str | os.PathLike[str]) -> None:
-    """The private folder is made when it is needed first, hours later perhaps: so it is tried now."""
-    if not os.path.isdir(path):
-        problem = "is not a directory" if os.path.exists(path) else "does not exist"
-    else:
-        try:
-            with tempfile.TemporaryDirectory(prefix="zinf-probe-", dir=path) as folder:
-                with open(os.path.join(folder, "file"), "wb") as file:
-                    file.write(b"x")
-            return
-        except OSError as error:
-            problem = f"takes no files ({error.strerror})"
-    raise ValueError(
-        f'nvme path "{os.fspath(path)}" {problem}: name a directory on a disk, with leave to write'
-    )
+    paths = [nvme] if isinstance(nvme, str | os.PathLike) else nvme
+    return [os.fspath(path) for path in paths]
 
 
 @functools.cache

@@ -11,7 +11,6 @@ import torch
 
 from zinf import _C
 from zinf._backward import BackwardUpdate
-from zinf._budget import check_budget
 from zinf._states import NARROW, copied
 from zinf.engine import engine_of, engine_of_manager, note_optimizer
 
@@ -72,19 +71,16 @@ class AdamW(torch.optim.Optimizer):
         master: str = "split",
         micro_batches: int = 1,
     ):
-        if update not in ("step", "backward"):
-            raise ValueError(f'update is {update!r}, must be "step" or "backward"')
-        if micro_batches < 1 or (micro_batches > 1 and update == "step"):
-            raise ValueError(f'micro_batches is {micro_batches!r}: it is for update="backward", 1 or more')
-        if master not in ("split", "plain"):
-            raise ValueError(f'master is {master!r}, must be "split" or "plain"')
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm is {max_grad_norm!r}, must be positive")
-        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            if not float(value) >= 0:
-                raise ValueError(f"{name} is {value!r}, must not be negative")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas are {betas!r}, must be in [0, 1)")
+        _C.check_adamw_options(
+            lr=float(lr),
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            max_grad_norm=max_grad_norm,
+            update=str(update),
+            master=str(master),
+            micro_batches=micro_batches,
+        )
         self.max_grad_norm = max_grad_norm
         self.master = master
         self.update = update
@@ -149,8 +145,9 @@ class AdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_usable()
+        options = [self._options(group) for group in self.param_groups]
         if self._backward is not None:
-            self._backward.check_options(self)
+            self._backward.check_options(options)
         self._refresh()
         if float(getattr(self, "found_inf", 0.0)):
             return loss  # the scaler has found a gradient that is not finite
@@ -160,7 +157,6 @@ class AdamW(torch.optim.Optimizer):
         updated = [parameter for parameters in groups for parameter in parameters]
         self._prepare(updated)
         clip = self._clip_factor([parameter.grad for parameter in updated], inverse_scale)
-        options = [self._options(group) for group in self.param_groups]
         try:
             for parameters, its_options in zip(groups, options, strict=True):
                 self._update(parameters, its_options, inverse_scale, clip)
@@ -168,10 +164,7 @@ class AdamW(torch.optim.Optimizer):
             self._failure = str(error)
             raise
         if self._backward is not None:
-            for parameter in updated:
-                if _C.is_managed(parameter):
-                    _C.consume_gradient(parameter)
-            self._backward.begin_step()
+            self._backward.end_step(updated)
         return loss
 
     def _is_due(self, parameter: torch.Tensor) -> bool:
@@ -190,7 +183,7 @@ class AdamW(torch.optim.Optimizer):
         """A good state was loaded."""
         self._failure = None
         if self._backward is not None:
-            self._backward.begin_step()
+            self._backward.end_step()
 
     def _fail(self, why: str) -> None:
         """Neither this optimizer nor its engines are used again before a good state is loaded."""
@@ -229,33 +222,31 @@ class AdamW(torch.optim.Optimizer):
             del state["master"]  # it is its own
 
     def _update(
-        self, parameters: list[torch.Tensor], options: dict[str, float], inverse_scale: float, clip: float
+        self, parameters: list[torch.Tensor], options: _C.AdamOptions, inverse_scale: float, clip: float
     ) -> None:
         _C.adam_update_all(
             [(parameter, self.state[parameter]) for parameter in parameters],
-            **options,
+            options,
             inverse_scale=inverse_scale,
             clip=clip,
             pool=_pool(torch.get_num_threads()),
         )
 
     @staticmethod
-    def _options(group: dict[str, Any]) -> dict[str, float]:
+    def _options(group: dict[str, Any]) -> _C.AdamOptions:
         """Of a group, as numbers: what is none is refused before anything is changed."""
         beta1, beta2 = group["betas"]
-        return {
-            "lr": float(group["lr"]),
-            "beta1": float(beta1),
-            "beta2": float(beta2),
-            "eps": float(group["eps"]),
-            "weight_decay": float(group["weight_decay"]),
-        }
+        return _C.AdamOptions(
+            lr=float(group["lr"]),
+            beta1=float(beta1),
+            beta2=float(beta2),
+            eps=float(group["eps"]),
+            weight_decay=float(group["weight_decay"]),
+        )
 
     def _check_budget(self) -> None:
         waiting = self._backward is None or self.max_grad_norm is not None
-        for engine in {engine_of(parameter) for parameter in self._parameters()} - {None}:
-            mine = [parameter for parameter in self._parameters() if engine_of(parameter) is engine]
-            check_budget(engine, mine, self.master == "split", waiting)
+        _C.check_budget(self._parameters(), split=self.master == "split", waiting=waiting)
 
     def _refresh(self) -> None:
         managers = _C.managers_of(self._parameters())

@@ -27,6 +27,9 @@ constexpr std::array<Unit, 12> kUnits = {{{"", 1},
                                           {"tib", 0x1p40},
                                           {"pib", 0x1p50}}};
 
+constexpr const char* kTooMuch =
+    "it does not fit in 64 bits, which is more than any memory";
+
 Status bad_size(std::string_view text, const std::string& hint) {
   return Status::error(
       Code::kInvalid,
@@ -65,7 +68,7 @@ Result<std::uint64_t> parse_bytes(std::string_view text) {
   auto [whole_end, whole_error] = std::from_chars(body.data(), end, whole);
   if (whole_end == end) {
     if (whole_error == std::errc()) return whole;
-    return bad_size(text, "it does not fit in 64 bits");
+    return bad_size(text, kTooMuch);
   }
 
   double number = 0;
@@ -80,7 +83,7 @@ Result<std::uint64_t> parse_bytes(std::string_view text) {
     if (unit != known.name) continue;
     if (unit.empty()) return bad_size(text, "a part of a byte; " + general);
     double bytes = number * known.bytes;
-    if (bytes >= 0x1p64) return bad_size(text, "it does not fit in 64 bits");
+    if (bytes >= 0x1p64) return bad_size(text, kTooMuch);
     return static_cast<std::uint64_t>(bytes);
   }
   if (unit.size() == 1 &&

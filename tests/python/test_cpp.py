@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 import zinf
 from torch import nn
+from twins import assert_same_model
 
 ROOT = pathlib.Path(__file__).parents[2]
 BUILD = pathlib.Path(os.environ.get("ZINF_BUILD", ROOT / "build/release"))
@@ -129,7 +130,7 @@ class Gpt(nn.Module):
 def fnv1a(model):
     value = 0xCBF29CE484222325
     for parameter in model.parameters():
-        for byte in parameter.detach().numpy().tobytes():
+        for byte in parameter.detach().view(torch.uint8).numpy().tobytes():
             value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
     return f"{value:016x}"
 
@@ -151,21 +152,57 @@ def test_the_twin_in_python_has_the_same_bits(example_output, one_thread):
     assert fnv1a(model) == re.search(r"memory: weights (\w{16})", example_output)[1]
 
 
-def part_of_a_run(load, save, steps, dtype, nvme, extra=None):
-    """What cpp_run does; returns (step and extra that were loaded, the weights at the end)."""
+def small_model(dtype):
+    """The model of cpp_run."""
     torch.manual_seed(11)
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)).to(dtype)
+
+
+def small_passes(model, dtype, count=1):
+    for _ in range(count):
+        model(torch.randn(16, 8).to(dtype)).square().mean().backward()
+
+
+def part_of_a_run(load, save, steps, dtype, nvme, extra=None, **options):
+    """What cpp_run does; returns (step and extra that were loaded, the model at the end)."""
+    options = options or {"max_grad_norm": 0.3}
     with zinf.Engine(nvme=nvme, weights="nvme", states="nvme", evict="always") as engine:
-        model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)).to(dtype)
-        engine.adopt(model)
-        optimizer = zinf.AdamW(model.parameters(), lr=1e-2, max_grad_norm=0.3)
+        model = engine.adopt(small_model(dtype))
+        optimizer = zinf.AdamW(model.parameters(), lr=1e-2, **options)
         loaded = engine.load(load) if load is not None else None
         for _ in range(steps):
-            model(torch.randn(16, 8).to(dtype)).square().mean().backward()
+            small_passes(model, dtype, options.get("micro_batches", 1))
             optimizer.step()
             optimizer.zero_grad()
         if save is not None:
             engine.save(save, extra=extra or {"by": "Python"})
-    return loaded, list(model.state_dict().values())
+    return loaded, model
+
+
+def plain_run(steps, micro_batches, max_grad_norm):
+    model = small_model(torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    for _ in range(steps):
+        small_passes(model, torch.float32, micro_batches)
+        if max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("max_grad_norm", [None, 0.3])
+@pytest.mark.parametrize(("update", "micro_batches"), [("step", 1), ("backward", 1), ("backward", 3)])
+def test_one_hash(tmp_path, one_thread, update, micro_batches, max_grad_norm, dtype):
+    """Of C++, of Python, and of plain PyTorch, which has no float32 master for bfloat16."""
+    options = {"update": update, "micro_batches": micro_batches, "max_grad_norm": max_grad_norm}
+    _, model = part_of_a_run(None, None, STEPS, dtype, tmp_path, **options)
+    name = str(dtype).removeprefix("torch.")
+    arguments = [STEPS, name, tmp_path, update, micro_batches, max_grad_norm or "-"]
+    assert run(CPP_RUN, "-", "-", *arguments, env=ONE_THREAD) == f"weights {fnv1a(model)}\n"
+    if dtype == torch.float32:
+        assert fnv1a(plain_run(STEPS, micro_batches, max_grad_norm)) == fnv1a(model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -178,14 +215,14 @@ def test_a_run_moves_between_the_languages(tmp_path, one_thread, dtype, first):
     _, expected = part_of_a_run(None, None, 6, dtype, tmp_path)
     if first == "Python":
         part_of_a_run(None, tmp_path / "a", 2, dtype, tmp_path)
-        assert in_cpp(tmp_path / "a", tmp_path / "b", 2) == "step 2 of Python\n"
-        loaded, weights = part_of_a_run(tmp_path / "b", None, 2, dtype, tmp_path)
+        assert in_cpp(tmp_path / "a", tmp_path / "b", 2).startswith("step 2 of Python\n")
+        loaded, model = part_of_a_run(tmp_path / "b", None, 2, dtype, tmp_path)
         assert loaded == (4, {"by": "C++"})
     else:
         in_cpp(None, tmp_path / "a", 3)
-        loaded, weights = part_of_a_run(tmp_path / "a", None, 3, dtype, tmp_path)
+        loaded, model = part_of_a_run(tmp_path / "a", None, 3, dtype, tmp_path)
         assert loaded == (3, {"by": "C++"})
-    assert all(torch.equal(a, b) for a, b in zip(expected, weights, strict=True))
+    assert_same_model(model, expected)
 
 
 def test_an_extra_that_cpp_does_not_know_is_refused(tmp_path):

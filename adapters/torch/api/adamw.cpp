@@ -12,6 +12,8 @@
 #include "adapters/torch/api/adamw_impl.h"
 #include "adapters/torch/api/engine_impl.h"
 #include "adapters/torch/api/live.h"
+#include "adapters/torch/backward.h"
+#include "adapters/torch/budget.h"
 #include "adapters/torch/engine.h"
 #include "adapters/torch/error.h"
 #include "adapters/torch/split_master.h"
@@ -22,70 +24,6 @@ namespace zinf {
 namespace {
 
 using torch::optim::OptimizerParamGroup;
-
-[[noreturn]] void refuse(const std::string& text) {
-  throw Error(Status::error(Code::kInvalid, text));
-}
-
-void check_options(const AdamWOptions& options) {
-  if (options.update() != "step") {
-    refuse("update is \"" + options.update() + "\", must be \"step\"");
-  }
-  if (options.master() != "split" && options.master() != "plain") {
-    refuse("master is \"" + options.master() +
-           "\", must be \"split\" or \"plain\"");
-  }
-  std::optional<double> norm = options.max_grad_norm();
-  if (norm && !(*norm > 0)) {
-    refuse(strf("max_grad_norm is %g, must be positive", *norm));
-  }
-  using Named = std::pair<const char*, double>;
-  for (const auto& [name, value] :
-       {Named("lr", options.lr()), Named("eps", options.eps()),
-        Named("weight_decay", options.weight_decay())}) {
-    if (!(value >= 0))
-      refuse(strf("%s is %g, must not be negative", name, value));
-  }
-  auto [beta1, beta2] = options.betas();
-  for (double beta : {beta1, beta2}) {
-    if (!(beta >= 0 && beta < 1)) {
-      refuse(strf("betas are (%g, %g), must be in [0, 1)", beta1, beta2));
-    }
-  }
-}
-
-// A group's options: what was not set is the optimizer's.
-AdamWOptions merged(const AdamWOptions& group, const AdamWOptions& defaults) {
-  const AdamWOptions unset;
-  AdamWOptions options = defaults;
-  if (group.lr() != unset.lr()) options.lr(group.lr());
-  if (group.betas() != unset.betas()) options.betas(group.betas());
-  if (group.eps() != unset.eps()) options.eps(group.eps());
-  if (group.weight_decay() != unset.weight_decay()) {
-    options.weight_decay(group.weight_decay());
-  }
-  if ((group.max_grad_norm() &&
-       group.max_grad_norm() != defaults.max_grad_norm()) ||
-      (group.master() != unset.master() &&
-       group.master() != defaults.master()) ||
-      (group.update() != unset.update() &&
-       group.update() != defaults.update())) {
-    refuse(
-        "max_grad_norm, update and master are the optimizer's: a parameter "
-        "group cannot have its own");
-  }
-  return options;
-}
-
-const AdamWOptions& options_of(const torch::optim::OptimizerOptions& options) {
-  auto* ours = dynamic_cast<const AdamWOptions*>(&options);
-  if (ours == nullptr) {
-    refuse(
-        "a parameter group of zinf::AdamW has zinf::AdamWOptions, not "
-        "another optimizer's");
-  }
-  return *ours;
-}
 
 std::vector<OptimizerParamGroup> one_group(std::vector<at::Tensor> params) {
   std::vector<OptimizerParamGroup> groups;
@@ -130,28 +68,40 @@ float clip_factor(const std::vector<at::Tensor>& grads,
   return at::clamp_max(total.reciprocal() * *max_grad_norm, 1.0).item<float>();
 }
 
-std::vector<at::Tensor> with_grads(const std::vector<at::Tensor>& parameters) {
+// Those that a step updates.
+std::vector<at::Tensor> due(const AdamW& optimizer,
+                            const OptimizerParamGroup& group) {
+  bool in_backward = AdamWImpl::of(optimizer).backward != nullptr;
   std::vector<at::Tensor> found;
-  for (const at::Tensor& parameter : parameters) {
-    if (parameter.grad().defined()) found.push_back(parameter);
+  for (const at::Tensor& parameter : group.params()) {
+    const at::Tensor& grad = parameter.grad();
+    if (!grad.defined() || (in_backward && is_consumed(grad))) continue;
+    found.push_back(parameter);
   }
   return found;
 }
 
-// Everything that can be refused, before anything is changed.
-void prepare(AdamW& optimizer, const std::vector<at::Tensor>& parameters) {
-  for (const at::Tensor& parameter : parameters) {
-    if (parameter.grad().is_sparse()) {
-      throw Error(Status::error(Code::kUnsupported,
-                                "zinf::AdamW does not take sparse gradients: "
-                                "build the embedding with sparse(false)"));
-    }
+void prepare_state(AdamW& optimizer, const at::Tensor& parameter) {
+  if (parameter.scalar_type() != at::kFloat && !is_narrow(parameter)) {
+    refuse(strf("zinf::AdamW takes float32, bfloat16 and float16, not %s",
+                c10::toString(parameter.scalar_type())));
   }
-  for (const at::Tensor& parameter : parameters) {
-    if (find_state(optimizer, parameter) == nullptr) {
-      make_state(optimizer, parameter);
-    }
+  AdamWState* state = find_state(optimizer, parameter);
+  if (state == nullptr) {
+    make_state(optimizer, parameter);
+    return;
   }
+  if (state->exp_avg.sizes() != parameter.sizes()) {
+    refuse(
+        "a parameter had another shape when its states were made: give the "
+        "optimizer a new parameter instead");
+  }
+  bool has_master = state->split != nullptr || state->master.defined();
+  if (is_narrow(parameter) == has_master) return;
+  // It has another type than before: a wide weight is its own master.
+  state->master = at::Tensor();
+  state->split = nullptr;
+  if (is_narrow(parameter)) set_master(optimizer, *state, parameter, {});
 }
 
 ThreadPool* pool_of(AdamWImpl& impl) {
@@ -164,19 +114,49 @@ ThreadPool* pool_of(AdamWImpl& impl) {
   return impl.pool.get();
 }
 
-void update_group(AdamW& optimizer, const OptimizerParamGroup& group,
-                  float clip) {
-  const AdamWOptions& options = options_of(group.options());
-  auto [beta1, beta2] = options.betas();
-  AdamOptions adam = {.lr = options.lr(),
-                      .beta1 = beta1,
-                      .beta2 = beta2,
-                      .eps = options.eps(),
-                      .weight_decay = options.weight_decay(),
-                      .decay = WeightDecay::kDecoupled};
+void check_budget_of(const AdamW& optimizer) {
+  const AdamWOptions& options = options_of(optimizer.defaults());
+  check_budget(all_parameters(optimizer),
+               {.split = options.master() == "split",
+                .waiting = options.update() == "step" ||
+                           options.max_grad_norm().has_value()});
+}
+
+}  // namespace
+
+void check_usable(const AdamW& optimizer) {
+  const std::string& failure = AdamWImpl::of(optimizer).failure;
+  if (failure.empty()) return;
+  refuse("weights and states do not fit together (" + failure +
+         "): load a good state first, with engine.load() or torch::load()");
+}
+
+void heal(AdamW& optimizer) {
+  AdamWImpl& impl = AdamWImpl::of(optimizer);
+  impl.failure.clear();
+  if (impl.backward != nullptr) impl.backward->end_step({});
+}
+
+void prepare(AdamW& optimizer, const std::vector<at::Tensor>& parameters) {
+  bool all_have_states = true;
+  for (const at::Tensor& parameter : parameters) {
+    if (parameter.grad().is_sparse()) {
+      throw Error(Status::error(Code::kUnsupported,
+                                "zinf::AdamW does not take sparse gradients: "
+                                "build the embedding with sparse(false)"));
+    }
+    all_have_states &= find_state(optimizer, parameter) != nullptr;
+  }
+  if (!all_have_states) check_budget_of(optimizer);
+  for (const at::Tensor& parameter : parameters) {
+    prepare_state(optimizer, parameter);
+  }
+}
+
+void update(AdamW& optimizer, const AdamOptions& options,
+            const std::vector<at::Tensor>& parameters, float clip) {
   std::vector<AdamItem> items;
-  std::vector<AdamWState*> states;
-  for (const at::Tensor& parameter : with_grads(group.params())) {
+  for (const at::Tensor& parameter : parameters) {
     AdamWState* state = find_state(optimizer, parameter);
     AdamItem item;
     item.tensors.weight = parameter.detach();
@@ -187,14 +167,13 @@ void update_group(AdamW& optimizer, const OptimizerParamGroup& group,
     item.split = state->split;
     item.step = state->step + 1;
     items.push_back(std::move(item));
-    states.push_back(state);
   }
-  throw_if_error(adam_update_all(adam, /*inverse_scale=*/1, clip, items,
+  throw_if_error(adam_update_all(options, /*inverse_scale=*/1, clip, items,
                                  pool_of(AdamWImpl::of(optimizer))));
-  for (AdamWState* state : states) ++state->step;
+  for (const at::Tensor& parameter : parameters) {
+    ++find_state(optimizer, parameter)->step;
+  }
 }
-
-}  // namespace
 
 AdamW::AdamW(std::vector<torch::Tensor> params, AdamWOptions defaults)
     : AdamW(one_group(std::move(params)), std::move(defaults)) {}
@@ -204,8 +183,13 @@ AdamW::AdamW(const std::vector<OptimizerParamGroup>& param_groups,
     : Optimizer(std::vector<OptimizerParamGroup>(),
                 std::make_unique<AdamWOptions>(std::move(defaults))),
       impl_(std::make_unique<AdamWImpl>()) {
-  check_options(options_of(*defaults_));
+  const AdamWOptions& options = options_of(*defaults_);
+  check_options(options);
+  if (options.update() == "backward") {
+    impl_->backward = make_backward_update(*this);
+  }
   for (const auto& group : param_groups) add_param_group(group);
+  check_budget_of(*this);
   note_optimizer(this);
 }
 
@@ -221,6 +205,13 @@ void AdamW::add_param_group(const OptimizerParamGroup& param_group) {
   Optimizer::add_param_group(OptimizerParamGroup(param_group.params()));
   // Only now: torch puts the defaults in place of options it does not know.
   param_groups_.back().set_options(std::make_unique<AdamWOptions>(options));
+  if (impl_->backward != nullptr) {
+    watch_gradients(*this, param_groups_.size() - 1);
+  }
+}
+
+void AdamW::zero_grad(bool set_to_none) {
+  Optimizer::zero_grad(set_to_none || impl_->backward != nullptr);
 }
 
 torch::Tensor AdamW::step(LossClosure closure) {
@@ -230,26 +221,33 @@ torch::Tensor AdamW::step(LossClosure closure) {
     at::AutoGradMode with_grad(true);
     loss = closure();
   }
-  if (!impl_->failure.empty()) {
-    throw Error(Status::error(
-        Code::kInvalid, "weights and states do not fit together (" +
-                            impl_->failure +
-                            "): load a good state first, with engine.load() "
-                            "or torch::load()"));
+  check_usable(*this);
+  std::vector<AdamOptions> options;
+  for (const auto& group : param_groups_) {
+    options.push_back(adam_options(group));
   }
+  if (impl_->backward != nullptr) impl_->backward->check_options(options);
   refresh_engines(*this);
-  std::vector<at::Tensor> updated = with_grads(all_parameters(*this));
+  std::vector<std::vector<at::Tensor>> groups;
+  std::vector<at::Tensor> updated;
+  for (const auto& group : param_groups_) {
+    groups.push_back(due(*this, group));
+    updated.insert(updated.end(), groups.back().begin(), groups.back().end());
+  }
   prepare(*this, updated);
   std::vector<at::Tensor> grads;
   for (const at::Tensor& parameter : updated) grads.push_back(parameter.grad());
   float clip = clip_factor(grads, options_of(*defaults_).max_grad_norm());
   grads.clear();
   try {
-    for (const auto& group : param_groups_) update_group(*this, group, clip);
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      update(*this, options[i], groups[i], clip);
+    }
   } catch (const std::exception& error) {
     impl_->failure = error.what();
     throw;
   }
+  if (impl_->backward != nullptr) impl_->backward->end_step(updated);
   return loss;
 }
 
@@ -262,7 +260,8 @@ void AdamW::save(torch::serialize::OutputArchive& archive) const {
     if (state == nullptr) continue;
     auto whole = std::make_unique<AdamWState>(*state);
     if (whole->split != nullptr) {
-      whole->master = std::exchange(whole->split, nullptr)->join(parameter);
+      whole->master = copy_of_master(*whole, parameter);
+      whole->split = nullptr;
     }
     states[parameter.unsafeGetTensorImpl()] = std::move(whole);
   }
@@ -284,26 +283,7 @@ void AdamW::load(torch::serialize::InputArchive& archive) {
     AdamWState* state = find_state(*this, parameter);
     if (state != nullptr) adopt_loaded_state(*this, *state, parameter);
   }
-  impl_->failure.clear();
-}
-
-void AdamWOptions::serialize(torch::serialize::OutputArchive& archive) const {
-  archive.write("lr", c10::IValue(lr_));
-  archive.write("betas", c10::IValue(betas_));
-  archive.write("eps", c10::IValue(eps_));
-  archive.write("weight_decay", c10::IValue(weight_decay_));
-}
-
-void AdamWOptions::serialize(torch::serialize::InputArchive& archive) {
-  c10::IValue value;
-  archive.read("lr", value);
-  lr_ = value.toDouble();
-  archive.read("betas", value);
-  betas_ = value.to<Betas>();
-  archive.read("eps", value);
-  eps_ = value.toDouble();
-  archive.read("weight_decay", value);
-  weight_decay_ = value.toDouble();
+  heal(*this);
 }
 
 }  // namespace zinf

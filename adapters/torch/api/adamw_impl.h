@@ -5,14 +5,17 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "zinf/adam.h"
 #include "zinf/optim.h"
 
 namespace zinf {
 
+class BackwardUpdate;
 class SplitMaster;
 class ThreadPool;
 
@@ -32,9 +35,36 @@ struct AdamWState
 struct AdamWImpl {
   std::string failure;  // weights and states do not fit together any more
   std::unique_ptr<ThreadPool> pool;
+  std::shared_ptr<BackwardUpdate> backward;  // with update="backward"
+  std::mutex updating;  // inside backward every device has its thread
 
   static AdamWImpl& of(AdamW& optimizer) { return *optimizer.impl_; }
+  static const AdamWImpl& of(const AdamW& optimizer) {
+    return *optimizer.impl_;
+  }
 };
+
+// Throws what is wrong with them.
+void check_options(const AdamWOptions& options);
+// A group's options: what was not set is the optimizer's.
+AdamWOptions merged(const AdamWOptions& group, const AdamWOptions& defaults);
+const AdamWOptions& options_of(const torch::optim::OptimizerOptions& options);
+AdamOptions adam_options(const torch::optim::OptimizerParamGroup& group);
+
+// Throws after an update that was not finished, until heal(): a good state was
+// loaded.
+void check_usable(const AdamW& optimizer);
+void heal(AdamW& optimizer);
+
+// Of parameters with gradients. prepare() refuses what can be refused, before
+// anything is changed.
+void prepare(AdamW& optimizer, const std::vector<at::Tensor>& parameters);
+void update(AdamW& optimizer, const AdamOptions& options,
+            const std::vector<at::Tensor>& parameters, float clip);
+
+// For update="backward".
+std::shared_ptr<BackwardUpdate> make_backward_update(AdamW& optimizer);
+void watch_gradients(AdamW& optimizer, std::size_t group);
 
 bool is_narrow(const at::Tensor& parameter);
 std::vector<at::Tensor> all_parameters(const AdamW& optimizer);
@@ -52,6 +82,9 @@ void adopt_loaded_state(const AdamW& optimizer, AdamWState& state,
 void drop_state(AdamW& optimizer, const at::Tensor& parameter);
 // Makes it plain tensors in memory.
 void release_state(AdamW& optimizer, const at::Tensor& parameter);
+
+// Of a split one, in float32; it stays split.
+at::Tensor copy_of_master(const AdamWState& state, const at::Tensor& parameter);
 
 // Its tensors by name, with the master in float32, which it is until the next
 // update.

@@ -100,6 +100,13 @@ void release_state(AdamW& optimizer, const at::Tensor& parameter) {
   }
 }
 
+at::Tensor copy_of_master(const AdamWState& state,
+                          const at::Tensor& parameter) {
+  at::Tensor copy = state.split->copy(parameter);
+  adopt_state(parameter, copy, "master");  // all of them need not fit in memory
+  return copy;
+}
+
 std::vector<std::pair<std::string, at::Tensor>> tensors_of(
     const AdamWState& state, const at::Tensor& parameter) {
   std::vector<std::pair<std::string, at::Tensor>> tensors = {

@@ -23,10 +23,6 @@ using c10::IValue;
 using c10::impl::GenericDict;
 using c10::impl::GenericList;
 
-[[noreturn]] void refuse(const std::string& text) {
-  throw Error(Status::error(Code::kInvalid, text));
-}
-
 GenericDict make_dict() {
   return GenericDict(c10::AnyType::get(), c10::AnyType::get());
 }
@@ -91,9 +87,15 @@ void append_states(const Names& names, const AdamW& optimizer,
   for (const at::Tensor& parameter : all_parameters(optimizer)) {
     AdamWState* state = find_state(optimizer, parameter);
     if (state == nullptr) continue;
-    for (const auto& [key, tensor] : tensors_of(*state, parameter)) {
-      tensors.push_back({names.of(parameter), state_name(index, key), tensor});
-    }
+    auto add = [&](const char* key, const at::Tensor& tensor,
+                   const std::shared_ptr<SplitMaster>& split) {
+      tensors.push_back(
+          {names.of(parameter), state_name(index, key), tensor, split});
+    };
+    add("exp_avg", state->exp_avg, nullptr);
+    add("exp_avg_sq", state->exp_avg_sq, nullptr);
+    if (state->split != nullptr) add("master", parameter, state->split);
+    if (state->master.defined()) add("master", state->master, nullptr);
   }
 }
 
@@ -294,6 +296,7 @@ void save_checkpoint(const std::string& path, const Models& models,
   check_models(models);
   Result<IValue> plain_extra = plain_value(extra, "extra");
   throw_if_error(plain_extra.status().in("save"));
+  for (AdamW* optimizer : optimizers) check_usable(*optimizer);
   Names names(models);
   std::vector<NamedTensor> tensors = model_tensors(models);
   GenericList groups = make_list();
@@ -354,7 +357,7 @@ Loaded load_checkpoint(const std::string& path, const Models& models,
   }
   for (std::size_t i = 0; i < optimizers.size(); ++i) {
     restore_groups(names, *optimizers[i], groups[i], steps[i]);
-    AdamWImpl::of(*optimizers[i]).failure.clear();
+    heal(*optimizers[i]);
   }
   set_random_state(opened.at("rng").toTensor());
   return {opened.reader->step(), opened.at("extra")};

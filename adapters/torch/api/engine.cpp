@@ -7,6 +7,7 @@
 #include "adapters/torch/api/live.h"
 #include "adapters/torch/engine.h"
 #include "adapters/torch/error.h"
+#include "adapters/torch/manager.h"
 #include "zinf/log.h"
 
 namespace zinf {
@@ -58,12 +59,16 @@ void Engine::save(const std::string& path, const c10::IValue& extra) {
 Loaded Engine::load(const std::string& path, const LoadOptions& options) {
   impl_->check_open();
   if (!options.only.empty() && options.only != "weights") {
-    throw Error(Status::error(
-        Code::kInvalid,
-        "only is \"" + options.only + "\", must be \"weights\" or nothing"));
+    refuse("only is \"" + options.only + "\", must be \"weights\" or nothing");
   }
   auto load = options.only.empty() ? load_checkpoint : load_weights;
-  return load(path, impl_->models(), impl_->optimizers());
+  std::string failure = impl_->manager()->heal();
+  try {
+    return load(path, impl_->models(), impl_->optimizers());
+  } catch (...) {
+    if (!failure.empty()) impl_->manager()->fail(failure);
+    throw;
+  }
 }
 
 }  // namespace zinf

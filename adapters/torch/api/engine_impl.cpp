@@ -1,12 +1,6 @@
 #include "adapters/torch/api/engine_impl.h"
 
-#include <ATen/DeviceAccelerator.h>
-
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <unordered_set>
 
 #include "adapters/torch/api/adamw_impl.h"
@@ -15,76 +9,9 @@
 #include "adapters/torch/error.h"
 #include "adapters/torch/init_mode.h"
 #include "adapters/torch/manager.h"
-#include "zinf/bytes.h"
 #include "zinf/engine.h"
 
 namespace zinf {
-namespace {
-
-constexpr std::uint64_t kAwayBytes = std::uint64_t{1} << 20;
-
-[[noreturn]] void refuse(const std::string& text) {
-  throw Error(Status::error(Code::kInvalid, text));
-}
-
-std::uint64_t bytes_of(const MemorySize& size, const std::string& name) {
-  if (!size.given()) return 0;
-  Result<std::uint64_t> bytes = parse_bytes(size.text());
-  throw_if_error(bytes.status().in(name));
-  if (*bytes == 0) {
-    refuse(name + " is \"" + size.text() + "\", must be more than nothing");
-  }
-  if (*bytes >= std::uint64_t{1} << 63) {
-    refuse(name + " is \"" + size.text() + "\", which is more than any memory");
-  }
-  return *bytes;
-}
-
-// The private folder is made when it is needed first, hours later perhaps: so
-// it is tried now.
-void try_directory(const std::string& path) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  std::string problem;
-  if (!fs::is_directory(path, error)) {
-    problem = fs::exists(path, error) ? "is not a directory" : "does not exist";
-  } else {
-    std::string folder = path + "/zinf-probe-XXXXXX";
-    if (mkdtemp(folder.data()) == nullptr) {
-      problem = "takes no files (" +
-                std::error_code(errno, std::generic_category()).message() + ")";
-    } else {
-      if (!(std::ofstream(folder + "/file") << 'x' << std::flush)) {
-        problem = "takes no files";
-      }
-      fs::remove_all(folder, error);
-    }
-  }
-  if (!problem.empty()) {
-    refuse("nvme path \"" + path + "\" " + problem +
-           ": name a directory on a disk, with leave to write");
-  }
-}
-
-std::shared_ptr<Manager> manager_for(const EngineOptions& options) {
-  if (options.evict != "auto" && options.evict != "always") {
-    refuse("evict is \"" + options.evict +
-           "\", must be \"auto\" or \"always\"");
-  }
-  std::uint64_t device_bytes = bytes_of(options.device_memory, "device_memory");
-  if (device_bytes != 0 && !at::getAccelerator(false).has_value()) {
-    refuse(
-        "device_memory is given, but there is no device: the CPU uses "
-        "host_memory");
-  }
-  for (const std::string& path : options.nvme.paths()) try_directory(path);
-  return make_manager(bytes_of(options.host_memory, "host_memory"),
-                      device_bytes, options.nvme.paths(), options.weights,
-                      options.states, options.evict == "always", options.audit,
-                      kAwayBytes);
-}
-
-}  // namespace
 
 NamedParameters parameters_of(const torch::nn::Module& model) {
   NamedParameters named;
@@ -98,7 +25,7 @@ NamedParameters parameters_of(const torch::nn::Module& model) {
 }
 
 EngineImpl::EngineImpl(const EngineOptions& options)
-    : manager_(manager_for(options)) {}
+    : manager_(make_manager(options)) {}
 
 void EngineImpl::check_open() const {
   if (closed_) refuse("the engine is closed");

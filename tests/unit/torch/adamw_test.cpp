@@ -2,6 +2,7 @@
 
 #include <sstream>
 
+#include "adapters/torch/host_allocator.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/torch/training.h"
 
@@ -21,8 +22,13 @@ TEST(AdamW, RefusesOptionsThatMakeNoSense) {
             "betas are (0.9, 1), must be in [0, 1)");
   EXPECT_EQ(refusal(AdamWOptions().max_grad_norm(0)),
             "max_grad_norm is 0, must be positive");
-  EXPECT_TRUE(
-      says(refusal(AdamWOptions().update("backward")), "must be \"step\""));
+  EXPECT_EQ(refusal(AdamWOptions().update("later")),
+            "update is \"later\", must be \"step\" or \"backward\"");
+  for (AdamWOptions options :
+       {AdamWOptions().micro_batches(2),
+        AdamWOptions().update("backward").micro_batches(0)}) {
+    EXPECT_TRUE(says(refusal(options), "it is for update=\"backward\""));
+  }
   EXPECT_TRUE(says(refusal(AdamWOptions().master("none")),
                    "must be \"split\" or \"plain\""));
 }
@@ -97,7 +103,7 @@ TEST(AdamW, GroupsHaveTheirOwnOptionsAndInheritTheRest) {
       net->norm->parameters(),
       std::make_unique<AdamWOptions>(AdamWOptions().max_grad_norm(1)));
   EXPECT_TRUE(says(error_of([&] { optimizer.add_param_group(own); }),
-                   "max_grad_norm, update and master are the optimizer's"));
+                   "micro_batches and master are the optimizer's"));
   OptimizerParamGroup foreign(net->norm->parameters(),
                               std::make_unique<torch::optim::SGDOptions>(0.1));
   EXPECT_TRUE(says(error_of([&] { optimizer.add_param_group(foreign); }),
@@ -151,6 +157,60 @@ TEST(AdamW, GoesThroughAnArchiveOfTorch) {
     train(twin, restored, 2);
     EXPECT_TRUE(same_bits(contents(*net), contents(*twin))) << dtype;
   }
+}
+
+TEST(AdamW, ABudgetThatCannotWorkIsRefusedWithTheLeastThatWould) {
+  constexpr std::uint64_t kExtra = std::uint64_t{3} << 20;
+  TempDir dir;
+  {
+    Engine first;
+  }  // from here on tensors are counted
+  process_memory()->trim();
+  std::uint64_t used = Engine().stats().host_used_bytes;
+  Engine engine({.host_memory = used + kExtra, .nvme = dir.path()});
+  torch::nn::Sequential model;
+  {
+    auto init = engine.init();
+    for (int i = 0; i < 8; ++i) {  // 1 MiB each
+      model->push_back(
+          torch::nn::Linear(torch::nn::LinearOptions(512, 512).bias(false)));
+    }
+  }
+  for (const char* update : {"step", "backward"}) {
+    EXPECT_TRUE(says(error_of([&] {
+                       AdamW optimizer(model->parameters(),
+                                       AdamWOptions().update(update));
+                     }),
+                     "at least 4.0 MiB for one update"));
+  }
+  EXPECT_THROW(AdamW(model->parameters()), BudgetError);
+}
+
+TEST(AdamW, SavingLeavesMastersSplit) {
+  TempDir dir;
+  Engine engine;
+  Net net = make_net();
+  net->to(torch::kBFloat16);
+  engine.adopt(net);
+  AdamW optimizer(net->parameters(), 1e-2);
+  train(net, optimizer, 1);
+  std::uint64_t before = engine.stats().resident_bytes;
+  engine.save(dir.path() + "/saved");
+  std::stringstream file;
+  torch::save(optimizer, file);
+  EXPECT_EQ(engine.stats().resident_bytes, before);
+}
+
+TEST(AdamW, FollowsAWeightToAnotherType) {
+  Net net = make_net();
+  AdamW optimizer(net->parameters(), 1e-2);
+  for (auto dtype : {torch::kFloat, torch::kBFloat16, torch::kFloat}) {
+    net->to(dtype);
+    train(net, optimizer, 1);
+  }
+  net->to(torch::kDouble);
+  backward(net, torch::kDouble);
+  EXPECT_TRUE(says(error_of([&] { optimizer.step(); }), "not Double"));
 }
 
 TEST(AdamW, RefusesSparseGradients) {

@@ -15,7 +15,9 @@ TEST(Engine, RefusesOptionsThatMakeNoSense) {
   };
   EXPECT_TRUE(says(refusal({.host_memory = "4G"}), "host_memory: "));
   EXPECT_TRUE(says(refusal({.host_memory = 0}), "more than nothing"));
-  EXPECT_TRUE(says(refusal({.host_memory = -1}), "host_memory: "));
+  EXPECT_TRUE(says(refusal({.host_memory = -1}), "more than nothing"));
+  EXPECT_TRUE(
+      says(refusal({.host_memory = "99999999PB"}), "more than any memory"));
   EXPECT_TRUE(says(refusal({.device_memory = "1GB"}), "no device"));
   EXPECT_TRUE(
       says(refusal({.weights = "disk"}), "weights is \"disk\", must be"));
@@ -24,6 +26,7 @@ TEST(Engine, RefusesOptionsThatMakeNoSense) {
                    "evict is \"never\", must be \"auto\" or \"always\""));
   EXPECT_TRUE(says(refusal({.nvme = dir.path() + "/none"}),
                    "does not exist: name a directory"));
+  EXPECT_TRUE(says(refusal({.nvme = "/proc"}), "takes no files ("));
   EXPECT_EQ(refusal({.host_memory = "1GB", .nvme = {dir.path()}}), "");
 }
 

@@ -4,6 +4,7 @@
 #include <torch/arg.h>
 #include <torch/optim/optimizer.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,7 +16,7 @@ namespace zinf {
 struct AdamWImpl;
 
 // In a parameter group, an option that has its default value is the
-// optimizer's, as in torch; the last three are the optimizer's alone.
+// optimizer's, as in torch; the last four are the optimizer's alone.
 struct AdamWOptions
     : public torch::optim::OptimizerCloneableOptions<AdamWOptions> {
   using Betas = std::tuple<double, double>;
@@ -29,7 +30,12 @@ struct AdamWOptions
   TORCH_ARG(double, weight_decay) = 1e-2;
   // Clips with the bits of Python's clip_grad_norm_, for float32 gradients.
   TORCH_ARG(std::optional<double>, max_grad_norm) = std::nullopt;
-  TORCH_ARG(std::string, update) = "step";  // when step() is called
+  // "step": when step() is called. "backward": inside backward, as soon as a
+  // gradient is complete: it takes the least memory and time, and gradients are
+  // gone when backward returns (touching one throws).
+  TORCH_ARG(std::string, update) = "step";
+  // With update("backward"): how many backward passes make one step.
+  TORCH_ARG(std::int64_t, micro_batches) = 1;
   // "split": of the master of a managed bfloat16 weight only the 16 bits that
   // the weight lacks are kept; "plain": all 32. The results are the same.
   TORCH_ARG(std::string, master) = "split";
@@ -47,7 +53,8 @@ struct AdamWOptions
 // plain in-memory optimizer with the same arithmetic. One at a time.
 class AdamW : public torch::optim::Optimizer {
  public:
-  // Throws what is wrong with the options.
+  // Throws what is wrong with the options, and BudgetError when no update could
+  // ever run within host_memory.
   explicit AdamW(std::vector<torch::Tensor> params, AdamWOptions defaults = {});
   explicit AdamW(
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
@@ -58,8 +65,12 @@ class AdamW : public torch::optim::Optimizer {
 
   void add_param_group(const torch::optim::OptimizerParamGroup& param_group);
 
+  // With update("backward") gradients go, whatever it is told.
+  void zero_grad(bool set_to_none = true);
+
   // After an update that failed half way it throws until Engine::load() or
-  // torch::load() has brought a good state.
+  // torch::load() has brought a good state. With update("backward") it updates
+  // what backward has left: all of it when gradients are clipped.
   torch::Tensor step(LossClosure closure = nullptr) override;
 
   // What torch::save(optimizer, ...) and torch::load() call.

@@ -1,0 +1,95 @@
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "adapters/torch/api/adamw_impl.h"
+#include "adapters/torch/backward.h"
+#include "adapters/torch/engine.h"
+#include "adapters/torch/hooks.h"
+#include "adapters/torch/manager.h"
+
+namespace zinf {
+namespace {
+
+using torch::autograd::PostAccumulateGradHook;
+
+// The parameter of one group of an optimizer, which is there while `update` is.
+class UpdateHook final : public PostAccumulateGradHook {
+ public:
+  UpdateHook(AdamW& optimizer, std::size_t group,
+             std::unique_ptr<PostAccumulateGradHook> before)
+      : optimizer_(optimizer),
+        update_(AdamWImpl::of(optimizer).backward),
+        group_(group),
+        before_(std::move(before)) {}
+
+  void operator()(const at::Tensor& parameter) override {
+    if (before_ != nullptr) (*before_)(parameter);
+    if (auto update = update_.lock()) {
+      on_gradient(*update, parameter);
+    } else if (Unit::of(parameter) != nullptr) {
+      offer_gradient(parameter);
+    }
+  }
+
+  bool ended() const { return update_.expired(); }
+  std::unique_ptr<PostAccumulateGradHook> take_before() {
+    return std::move(before_);
+  }
+
+ private:
+  void on_gradient(BackwardUpdate& backward, const at::Tensor& parameter) {
+    at::NoGradGuard no_grad;
+    std::lock_guard lock(AdamWImpl::of(optimizer_).updating);
+    check_usable(optimizer_);
+    bool waits = options_of(optimizer_.defaults()).max_grad_norm().has_value();
+    if (!backward.on_gradient(parameter, waits)) return;
+    prepare(optimizer_, {parameter});
+    AdamOptions options = backward.begin_update(
+        group_, adam_options(optimizer_.param_groups().at(group_)));
+    update(optimizer_, options, {parameter}, /*clip=*/1);
+    backward.end_update(parameter);
+  }
+
+  AdamW& optimizer_;
+  const std::weak_ptr<BackwardUpdate> update_;
+  const std::size_t group_;
+  std::unique_ptr<PostAccumulateGradHook> before_;  // of somebody else
+};
+
+// Torch has one place per tensor.
+std::unique_ptr<PostAccumulateGradHook> take_hook(const at::Tensor& parameter) {
+  unwatch_gradients(parameter);  // ours offers them too
+  std::unique_ptr<PostAccumulateGradHook> hook =
+      std::move(torch::autograd::impl::post_acc_grad_hooks(parameter));
+  for (auto* ours = dynamic_cast<UpdateHook*>(hook.get());
+       ours != nullptr && ours->ended();
+       ours = dynamic_cast<UpdateHook*>(hook.get())) {
+    hook = ours->take_before();
+  }
+  return hook;
+}
+
+}  // namespace
+
+std::shared_ptr<BackwardUpdate> make_backward_update(AdamW& optimizer) {
+  return std::make_shared<BackwardUpdate>(
+      options_of(optimizer.defaults()).micro_batches(),
+      [&optimizer](const std::string& why) {
+        AdamWImpl::of(optimizer).failure = why;
+        for (const auto& manager : managers_of(all_parameters(optimizer))) {
+          if (manager != nullptr) manager->fail(why);
+        }
+      });
+}
+
+void watch_gradients(AdamW& optimizer, std::size_t group) {
+  for (const at::Tensor& parameter : optimizer.param_groups()[group].params()) {
+    if (!parameter.is_leaf() || !parameter.requires_grad()) continue;
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        parameter,
+        std::make_unique<UpdateHook>(optimizer, group, take_hook(parameter)));
+  }
+}
+
+}  // namespace zinf

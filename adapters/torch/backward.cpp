@@ -1,0 +1,135 @@
+#include "adapters/torch/backward.h"
+
+#include <torch/csrc/autograd/engine.h>
+
+#include <array>
+#include <utility>
+
+#include "adapters/torch/engine.h"
+#include "adapters/torch/error.h"
+#include "adapters/torch/unit.h"
+
+namespace zinf {
+namespace {
+
+[[noreturn]] void refuse_use(const std::string& text) {
+  throw Error(Status::error(Code::kUnsupported, text));
+}
+
+// The first option that differs, or null.
+const char* difference(const AdamOptions& a, const AdamOptions& b) {
+  using Field = std::pair<const char*, double AdamOptions::*>;
+  static constexpr std::array<Field, 5> kFields = {
+      {{"lr", &AdamOptions::lr},
+       {"beta1", &AdamOptions::beta1},
+       {"beta2", &AdamOptions::beta2},
+       {"eps", &AdamOptions::eps},
+       {"weight_decay", &AdamOptions::weight_decay}}};
+  for (const auto& [name, field] : kFields) {
+    if (a.*field != b.*field) return name;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+// Called by autograd at the end of a backward pass, or only dropped when an
+// exception ended it.
+class BackwardUpdate::Pass {
+ public:
+  explicit Pass(std::weak_ptr<BackwardUpdate> update)
+      : update_(std::move(update)) {}
+  ~Pass() { leave(false); }
+  Pass(const Pass&) = delete;
+  Pass& operator=(const Pass&) = delete;
+
+  void leave(bool whole) {
+    if (auto update = std::exchange(update_, {}).lock()) {
+      update->leave_pass(whole);
+    }
+  }
+
+ private:
+  std::weak_ptr<BackwardUpdate> update_;
+};
+
+void BackwardUpdate::enter_pass() {
+  std::shared_ptr<Pass> pass;
+  {
+    std::lock_guard lock(mutex_);
+    if (!pass_.expired()) return;
+    pass = std::make_shared<Pass>(weak_from_this());
+    pass_ = pass;
+    changed_ = false;
+  }
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [pass] { pass->leave(true); });
+}
+
+void BackwardUpdate::leave_pass(bool whole) {
+  {
+    std::lock_guard lock(mutex_);
+    pass_.reset();
+    if (whole) ++passes_;
+    if (whole || !changed_) return;
+  }
+  fail_(
+      "an exception inside backward left some weights updated and others not");
+}
+
+bool BackwardUpdate::on_gradient(const at::Tensor& parameter, bool waits) {
+  enter_pass();
+  bool last = false;
+  {
+    std::lock_guard lock(mutex_);
+    if (passes_ >= micro_batches_ ||
+        updated_.contains(WeakTensor(parameter.getIntrusivePtr()))) {
+      refuse_use(
+          "a second backward before step(): with update=\"backward\" say how "
+          "many there are, zinf.AdamW(..., micro_batches=" +
+          std::to_string(passes_ + 1) + ")");
+    }
+    last = passes_ + 1 == micro_batches_;
+  }
+  if (Unit::of(parameter) == nullptr) return false;
+  if (!last || waits) offer_gradient(parameter);
+  return last && !waits;
+}
+
+AdamOptions BackwardUpdate::begin_update(std::size_t group,
+                                         const AdamOptions& options) {
+  std::lock_guard lock(mutex_);
+  changed_ = true;
+  return fixed_.try_emplace(group, options).first->second;
+}
+
+void BackwardUpdate::end_update(const at::Tensor& parameter) {
+  consume_gradient(parameter);
+  std::lock_guard lock(mutex_);
+  updated_.emplace(parameter.getIntrusivePtr());
+}
+
+void BackwardUpdate::check_options(
+    const std::vector<AdamOptions>& groups) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& [group, before] : fixed_) {
+    if (const char* changed = difference(groups.at(group), before)) {
+      refuse_use(std::string(changed) +
+                 " was changed between backward and step(), but the weights "
+                 "are updated already (update=\"backward\"): change it after "
+                 "step()");
+    }
+  }
+}
+
+void BackwardUpdate::end_step(const std::vector<at::Tensor>& updated) {
+  for (const at::Tensor& parameter : updated) {
+    if (Unit::of(parameter) != nullptr) consume_gradient(parameter);
+  }
+  std::lock_guard lock(mutex_);
+  updated_.clear();
+  fixed_.clear();
+  passes_ = 0;
+}
+
+}  // namespace zinf

@@ -1,0 +1,74 @@
+// update="backward": parameters are updated inside backward, when their
+// gradients are complete.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "zinf/adam.h"
+
+namespace zinf {
+
+// What happens to an optimizer's parameters in the backward passes of one step:
+// the optimizer, whose language is open, tells of gradients and makes the
+// updates.
+//
+// A gradient that was used is replaced by a tensor that raises when it is
+// touched. What is not managed, what waits for the norm of all gradients, and
+// what the last of several passes did not reach, is left for step().
+//
+// Thread-safe; nothing is locked while it calls others. `fail` may be called as
+// long as it lives.
+class BackwardUpdate final
+    : public std::enable_shared_from_this<BackwardUpdate> {
+ public:
+  // `fail` is called when an exception has ended a pass after its first update:
+  // weights and states do not fit together any more.
+  using Fail = std::function<void(const std::string& why)>;
+
+  BackwardUpdate(std::int64_t micro_batches, Fail fail)
+      : micro_batches_(micro_batches), fail_(std::move(fail)) {}
+
+  // Inside backward, when a gradient was accumulated. True: it is complete and
+  // does not wait for others, so the parameter is to be updated now. Throws
+  // when the pass was not announced.
+  bool on_gradient(const at::Tensor& parameter, bool waits);
+  // Around that update. Returns the options of the parameter's group, which are
+  // fixed by the first update of a step.
+  AdamOptions begin_update(std::size_t group, const AdamOptions& options);
+  void end_update(const at::Tensor& parameter);
+
+  // Throws when one of the groups' options differs from what was used already.
+  void check_options(const std::vector<AdamOptions>& groups) const;
+  // step() has updated the rest, or a good state was loaded.
+  void end_step(const std::vector<at::Tensor>& updated);
+
+ private:
+  class Pass;
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl>;
+
+  void enter_pass();
+  void leave_pass(bool whole);
+
+  const std::int64_t micro_batches_;
+  const Fail fail_;
+
+  mutable std::mutex mutex_;  // for what follows
+  std::weak_ptr<Pass> pass_;  // that is under way
+  std::int64_t passes_ = 0;   // since the last step
+  bool changed_ = false;      // a weight, in the pass that is under way
+  std::unordered_set<WeakTensor> updated_;  // in this step
+  std::map<std::size_t, AdamOptions> fixed_;
+};
+
+}  // namespace zinf

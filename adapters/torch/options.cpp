@@ -1,0 +1,113 @@
+#include "adapters/torch/options.h"
+
+#include <ATen/DeviceAccelerator.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "adapters/torch/error.h"
+#include "zinf/bytes.h"
+#include "zinf/engine.h"
+
+namespace zinf {
+namespace {
+
+// Of what is to live on NVMe, so much may be in memory unused.
+constexpr std::uint64_t kAwayBytes = std::uint64_t{1} << 20;
+
+std::uint64_t bytes_of(const MemorySize& size, const std::string& name) {
+  if (!size.given()) return 0;
+  Result<std::uint64_t> bytes = parse_bytes(size.text());
+  if (size.text().starts_with('-') || (bytes.ok() && *bytes == 0)) {
+    refuse(name + " is \"" + size.text() + "\", must be more than nothing");
+  }
+  throw_if_error(bytes.status().in(name));
+  if (*bytes >= std::uint64_t{1} << 63) {
+    refuse(name + " is \"" + size.text() + "\", which is more than any memory");
+  }
+  return *bytes;
+}
+
+std::uint64_t device_bytes_of(const MemorySize& size) {
+  std::uint64_t bytes = bytes_of(size, "device_memory");
+  if (bytes != 0 && !at::getAccelerator(false).has_value()) {
+    refuse(
+        "device_memory is given, but there is no device: the CPU uses "
+        "host_memory");
+  }
+  return bytes;
+}
+
+Where parse_where(const std::string& argument, const std::string& value) {
+  if (value == "auto") return Where::kAuto;
+  if (value == "host") return Where::kHost;
+  if (value == "nvme") return Where::kNvme;
+  refuse(argument + " is \"" + value +
+         "\", must be \"auto\", \"host\" or \"nvme\"");
+}
+
+std::string system_text(int error) {
+  return std::error_code(error, std::generic_category()).message();
+}
+
+// What is wrong with it, or nothing.
+std::string problem_of(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (!fs::is_directory(path, error)) {
+    return fs::exists(path, error) ? "is not a directory" : "does not exist";
+  }
+  std::string folder = path + "/zinf-probe-XXXXXX";
+  if (mkdtemp(folder.data()) == nullptr) {
+    return "takes no files (" + system_text(errno) + ")";
+  }
+  errno = 0;
+  bool written{std::ofstream(folder + "/file") << 'x' << std::flush};
+  std::string why = system_text(errno);
+  fs::remove_all(folder, error);
+  return written ? "" : "takes no files (" + why + ")";
+}
+
+// The private folder is made when it is needed first, hours later perhaps: so
+// it is tried now.
+std::string tried_directory(std::string path) {
+  constexpr std::string_view kRank = "{local_rank}";
+  const char* given = std::getenv("LOCAL_RANK");
+  std::string rank = given == nullptr ? "0" : given;
+  for (auto at = path.find(kRank); at != std::string::npos;
+       at = path.find(kRank, at + rank.size())) {
+    path.replace(at, kRank.size(), rank);
+  }
+  std::string problem = problem_of(path);
+  if (!problem.empty()) {
+    refuse("nvme path \"" + path + "\" " + problem +
+           ": name a directory on a disk, with leave to write");
+  }
+  return path;
+}
+
+}  // namespace
+
+ManagerOptions manager_options(const EngineOptions& options) {
+  if (options.evict != "auto" && options.evict != "always") {
+    refuse("evict is \"" + options.evict +
+           "\", must be \"auto\" or \"always\"");
+  }
+  ManagerOptions made;
+  made.evict_always = options.evict == "always";
+  made.audit = options.audit;
+  made.host_bytes = bytes_of(options.host_memory, "host_memory");
+  made.device_bytes = device_bytes_of(options.device_memory);
+  made.tier.weights = parse_where("weights", options.weights);
+  made.tier.states = parse_where("states", options.states);
+  made.tier.away_bytes = made.evict_always ? 0 : kAwayBytes;
+  for (const std::string& path : options.nvme.paths()) {
+    made.tier.nvme.push_back(tried_directory(path));
+  }
+  return made;
+}
+
+}  // namespace zinf

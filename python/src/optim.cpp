@@ -1,0 +1,67 @@
+// What zinf/optim.py shares with the C++ AdamW.
+#include <pybind11/functional.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "adapters/torch/api/adamw_impl.h"
+#include "adapters/torch/backward.h"
+#include "adapters/torch/budget.h"
+#include "python/src/bindings.h"
+
+namespace py = pybind11;
+
+namespace zinf {
+namespace {
+
+void py_check_options(double lr, const AdamWOptions::Betas& betas, double eps,
+                      double weight_decay, std::optional<double> max_grad_norm,
+                      const std::string& update, const std::string& master,
+                      std::int64_t micro_batches) {
+  check_options(AdamWOptions(lr)
+                    .betas(betas)
+                    .eps(eps)
+                    .weight_decay(weight_decay)
+                    .max_grad_norm(max_grad_norm)
+                    .update(update)
+                    .master(master)
+                    .micro_batches(micro_batches));
+}
+
+}  // namespace
+
+void bind_optim(py::module_& module) {
+  module.def("check_adamw_options", &py_check_options,
+             "Raises what is wrong with them.", py::kw_only(), py::arg("lr"),
+             py::arg("betas"), py::arg("eps"), py::arg("weight_decay"),
+             py::arg("max_grad_norm"), py::arg("update"), py::arg("master"),
+             py::arg("micro_batches"));
+  module.def(
+      "check_budget",
+      [](const std::vector<at::Tensor>& parameters, bool split, bool waiting) {
+        check_budget(parameters, {.split = split, .waiting = waiting});
+      },
+      "Raises BudgetError when no update of them could ever fit.",
+      py::arg("parameters"), py::kw_only(), py::arg("split"),
+      py::arg("waiting"), py::call_guard<py::gil_scoped_release>());
+
+  // With the GIL: they wait for nothing, and call `fail` without locks.
+  py::class_<BackwardUpdate, std::shared_ptr<BackwardUpdate>>(
+      module, "BackwardUpdate", "The backward passes of one step.")
+      .def(py::init<std::int64_t, BackwardUpdate::Fail>(),
+           py::arg("micro_batches"), py::arg("fail"))
+      .def("on_gradient", &BackwardUpdate::on_gradient, py::arg("parameter"),
+           py::kw_only(), py::arg("waits"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("begin_update", &BackwardUpdate::begin_update, py::arg("group"),
+           py::arg("options"))
+      .def("end_update", &BackwardUpdate::end_update, py::arg("parameter"))
+      .def("check_options", &BackwardUpdate::check_options, py::arg("groups"))
+      .def("end_step", &BackwardUpdate::end_step, py::arg("updated"));
+}
+
+}  // namespace zinf
