@@ -24,18 +24,19 @@ Where parse_where(const std::string& argument, const std::string& value) {
 
 }  // namespace
 
-std::shared_ptr<Manager> make_manager(std::uint64_t host_bytes,
-                                      std::uint64_t device_bytes,
-                                      std::vector<std::string> nvme,
-                                      const std::string& weights,
-                                      const std::string& states,
-                                      bool evict_always, bool audit,
-                                      std::uint64_t away_bytes) {
+std::shared_ptr<Manager> make_manager(
+    std::uint64_t host_bytes, std::uint64_t device_bytes,
+    const std::vector<std::string>& nvme, const std::string& weights,
+    const std::string& states, bool evict_always, bool audit,
+    std::uint64_t away_bytes, std::uint64_t endurance_bytes) {
   ManagerOptions options;
-  options.tier = {.nvme = std::move(nvme),
+  Result<std::vector<NvmePath>> paths = parse_nvme_paths(nvme);
+  throw_if_error(paths.status());
+  options.tier = {.nvme = std::move(paths).value(),
                   .weights = parse_where("weights", weights),
                   .states = parse_where("states", states),
-                  .away_bytes = evict_always ? 0 : away_bytes};
+                  .away_bytes = evict_always ? 0 : away_bytes,
+                  .endurance_bytes = endurance_bytes};
   options.host_bytes = host_bytes;
   options.device_bytes = device_bytes;
   options.evict_always = evict_always;
@@ -57,6 +58,7 @@ void close_manager(Manager& manager) {
 EngineStats engine_stats(Manager& manager) {
   ManagerStats stats = manager.stats();
   const ResidencyStats& residency = stats.tier.residency;
+  const WearStats& wear = stats.tier.wear;
   BudgetUsage host = process_memory()->budget().usage();
   return {.managed = stats.units,
           .weights_bytes = stats.weights_bytes,
@@ -71,6 +73,12 @@ EngineStats engine_stats(Manager& manager) {
           .fetches = residency.fetches,
           .drops = residency.drops,
           .nvme_bytes = stats.tier.nvme_bytes,
+          .steps = wear.steps,
+          .nvme_write_bytes_per_step = wear.bytes_per_step,
+          .nvme_write_tb_per_day = wear.tb_per_day,
+          .nvme_endurance_bytes = wear.endurance_bytes,
+          .nvme_life_per_day = wear.life_per_day,
+          .nvme_life_per_year = wear.life_per_year,
           .host_limit_bytes = host.limit_bytes,
           .host_used_bytes = host.total.used_bytes,
           .host_peak_bytes = host.total.high_bytes,

@@ -17,13 +17,11 @@ class Manager;
 
 // The manager of a new engine, with operators and assignments watched. Throws
 // what is wrong with the arguments.
-std::shared_ptr<Manager> make_manager(std::uint64_t host_bytes,
-                                      std::uint64_t device_bytes,
-                                      std::vector<std::string> nvme,
-                                      const std::string& weights,
-                                      const std::string& states,
-                                      bool evict_always, bool audit,
-                                      std::uint64_t away_bytes);
+std::shared_ptr<Manager> make_manager(
+    std::uint64_t host_bytes, std::uint64_t device_bytes,
+    const std::vector<std::string>& nvme, const std::string& weights,
+    const std::string& states, bool evict_always, bool audit,
+    std::uint64_t away_bytes, std::uint64_t endurance_bytes);
 void close_manager(Manager& manager);
 
 EngineStats engine_stats(Manager& manager);

@@ -14,6 +14,7 @@
 #include "adapters/torch/keys.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/split_master.h"
+#include "adapters/torch/training_budget.h"
 #include "python/src/bindings.h"
 #include "zinf/bytes.h"
 
@@ -42,6 +43,12 @@ py::dict stats_of(Manager& manager) {
   dict["fetches"] = stats.fetches;
   dict["drops"] = stats.drops;
   dict["nvme_bytes"] = stats.nvme_bytes;
+  dict["steps"] = stats.steps;
+  dict["nvme_write_bytes_per_step"] = stats.nvme_write_bytes_per_step;
+  dict["nvme_write_tb_per_day"] = stats.nvme_write_tb_per_day;
+  dict["nvme_endurance_bytes"] = stats.nvme_endurance_bytes;
+  dict["nvme_life_per_day"] = stats.nvme_life_per_day;
+  dict["nvme_life_per_year"] = stats.nvme_life_per_year;
   dict["host_limit_bytes"] = stats.host_limit_bytes;
   dict["host_used_bytes"] = stats.host_used_bytes;
   dict["host_peak_bytes"] = stats.host_peak_bytes;
@@ -61,7 +68,7 @@ void bind_engine(py::module_& module) {
       .def(py::init(&make_manager), py::kw_only(), py::arg("host_bytes"),
            py::arg("device_bytes"), py::arg("nvme"), py::arg("weights"),
            py::arg("states"), py::arg("evict_always"), py::arg("audit"),
-           py::arg("away_bytes"))
+           py::arg("away_bytes"), py::arg("endurance_bytes"))
       .def("begin_init",
            [](std::shared_ptr<Manager> self) {
              InitMode::begin(std::move(self));
@@ -98,6 +105,15 @@ void bind_engine(py::module_& module) {
           "close", [](Manager& self) { close_manager(self); }, Released())
       .def("fail", &Manager::fail)
       .def("heal", &Manager::heal)
+      .def(
+          "check_training",
+          [](Manager& self, const std::vector<at::Tensor>& parameters,
+             const std::vector<at::Tensor>& fresh, bool split, bool waiting) {
+            check_training(self, {parameters, fresh, split, waiting});
+          },
+          py::kw_only(), py::arg("parameters"), py::arg("fresh"),
+          py::arg("split"), py::arg("waiting"), Released())
+      .def("count_step", &Manager::count_step, Released())
       .def("unlink_files", &Manager::unlink_files, Released())
       .def("stats", &stats_of);
 
@@ -167,6 +183,11 @@ void bind_engine(py::module_& module) {
       },
       "Gives unused memory back to the system; the bytes still in use.",
       Released());
+  module.def("parse_nvme_path", [](const std::string& text) {
+    Result<NvmePath> path = parse_nvme_path(text);
+    throw_if_error(path.status());
+    return std::pair(path->path, path->limit_bytes);
+  });
   module.def("parse_bytes", [](const std::string& text) {
     Result<std::uint64_t> bytes = parse_bytes(text);
     throw_if_error(bytes.status());

@@ -52,6 +52,10 @@ class BackwardUpdate:
                 '(update="backward"): change it after step()'
             )
 
+    def has_updated(self) -> bool:
+        """Whether a parameter was updated since the last step."""
+        return bool(self._updated)
+
     def begin_step(self) -> None:
         self._updated.clear()
         self._fixed.clear()

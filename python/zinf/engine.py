@@ -35,10 +35,12 @@ class Engine:
     host_memory: budget for states in host memory: bytes (4e9), or a text such as "4GB" or "512MiB".
     device_memory: budget for units on the accelerator, where there is one.
     nvme: a directory on a fast disk, or several; a private folder is made there and removed at the end.
-        "{local_rank}" in it is replaced by the process's LOCAL_RANK.
+        "PATH:500GB" takes no more space than that. "{local_rank}" is replaced by the process's LOCAL_RANK.
     weights, states: "auto", "host" or "nvme": where weights (with their gradients) and optimizer states live.
     evict: "auto", or "always" to drop every unit after each use (for tests).
     audit: look for accesses that interception has missed; costs time.
+    nvme_endurance: bytes that the drives behind nvme are rated for (TBW), together, such as "600TB"; by
+        default 0.3 of their size a day for 5 years. For stats() alone.
 
     Example:
         >>> engine = zinf.Engine(nvme="/mnt/nvme")
@@ -58,6 +60,7 @@ class Engine:
         states: str = "auto",
         evict: str = "auto",
         audit: bool = False,
+        nvme_endurance: float | str | None = None,
     ):
         if evict not in ("auto", "always"):
             raise ValueError(f'evict is {evict!r}, must be "auto" or "always"')
@@ -75,10 +78,8 @@ class Engine:
             evict_always=evict == "always",
             audit=bool(audit),
             away_bytes=1 << 20,
+            endurance_bytes=_bytes(nvme_endurance, "nvme_endurance"),
         )
-        self._has_nvme = nvme is not None
-        places = {"weights": weights, "states": states}  # what never leaves memory
-        self._fixed = {role for role, place in places.items() if place == "host" or not self._has_nvme}
         self._closed = False
         self._stale = True  # there may be parameters that the models did not have before
         self._modules: list[weakref.ref[torch.nn.Module]] = []  # in the order of their coming
@@ -181,7 +182,7 @@ class Engine:
                 if not _C.is_managed(parameter):
                     _C.release(parameter)
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, float]:
         """Counts and bytes so far: see docs/python.md."""
         return self._manager.stats()
 
@@ -308,12 +309,12 @@ def _bytes(value: float | str | None, name: str) -> int:
 def _paths(nvme: Any) -> list[str]:
     if nvme is None:
         return []
-    rank = os.environ.get("LOCAL_RANK", "0")
     paths = [nvme] if isinstance(nvme, str | os.PathLike) else list(nvme)
-    paths = [os.fspath(path).replace("{local_rank}", rank) for path in paths]
-    for path in paths:
+    texts = [os.fspath(path) for path in paths]
+    for text in texts:
+        path, _limit = _C.parse_nvme_path(text)
         _try_directory(path)
-    return paths
+    return texts
 
 
 def _try_directory(path: str | os.PathLike[str]) -> None:

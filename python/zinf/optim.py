@@ -11,7 +11,6 @@ import torch
 
 from zinf import _C
 from zinf._backward import BackwardUpdate
-from zinf._budget import check_budget
 from zinf._states import NARROW, copied
 from zinf.engine import engine_of, engine_of_manager, note_optimizer
 
@@ -172,6 +171,9 @@ class AdamW(torch.optim.Optimizer):
                 if _C.is_managed(parameter):
                     _C.consume_gradient(parameter)
             self._backward.begin_step()
+        for manager in _C.managers_of(self._parameters()):
+            if manager is not None:
+                manager.count_step()
         return loss
 
     def _is_due(self, parameter: torch.Tensor) -> bool:
@@ -201,7 +203,8 @@ class AdamW(torch.optim.Optimizer):
 
     def _prepare(self, parameters: list[torch.Tensor]) -> None:
         """Everything that can be refused, before anything is changed."""
-        if any(not self.state[parameter] for parameter in parameters):
+        under_way = self._backward is not None and self._backward.has_updated()
+        if not under_way and any(not self.state[parameter] for parameter in parameters):
             self._check_budget()
         if any(parameter.grad.is_sparse for parameter in parameters):
             raise RuntimeError(
@@ -252,10 +255,17 @@ class AdamW(torch.optim.Optimizer):
         }
 
     def _check_budget(self) -> None:
-        waiting = self._backward is None or self.max_grad_norm is not None
-        for engine in {engine_of(parameter) for parameter in self._parameters()} - {None}:
-            mine = [parameter for parameter in self._parameters() if engine_of(parameter) is engine]
-            check_budget(engine, mine, self.master == "split", waiting)
+        """Refuses what could never work, before a weight is changed."""
+        for manager in _C.managers_of(self._parameters()):
+            if manager is None:
+                continue
+            mine = [parameter for parameter in self._parameters() if _C.manager_of(parameter) is manager]
+            manager.check_training(
+                parameters=mine,
+                fresh=[parameter for parameter in mine if not self.state.get(parameter)],
+                split=self.master == "split",
+                waiting=self._backward is None or self.max_grad_norm is not None,
+            )
 
     def _refresh(self) -> None:
         managers = _C.managers_of(self._parameters())

@@ -14,7 +14,9 @@
 #include "adapters/torch/api/live.h"
 #include "adapters/torch/engine.h"
 #include "adapters/torch/error.h"
+#include "adapters/torch/manager.h"
 #include "adapters/torch/split_master.h"
+#include "adapters/torch/training_budget.h"
 #include "src/base/strf.h"
 #include "zinf/thread_pool.h"
 
@@ -138,8 +140,31 @@ std::vector<at::Tensor> with_grads(const std::vector<at::Tensor>& parameters) {
   return found;
 }
 
+// Refuses budgets that cannot work.
+void check_budgets(const AdamW& optimizer) {
+  std::vector<at::Tensor> parameters = all_parameters(optimizer);
+  for (const auto& manager : managers_of(parameters)) {
+    if (manager == nullptr) continue;
+    TrainingPlan plan;
+    plan.split = options_of(optimizer.defaults()).master() == "split";
+    for (const at::Tensor& parameter : parameters) {
+      if (manager_of(parameter) != manager) continue;
+      plan.parameters.push_back(parameter);
+      if (find_state(optimizer, parameter) == nullptr) {
+        plan.fresh.push_back(parameter);
+      }
+    }
+    check_training(*manager, plan);
+  }
+}
+
 // Everything that can be refused, before anything is changed.
 void prepare(AdamW& optimizer, const std::vector<at::Tensor>& parameters) {
+  if (std::ranges::any_of(parameters, [&](const at::Tensor& parameter) {
+        return find_state(optimizer, parameter) == nullptr;
+      })) {
+    check_budgets(optimizer);
+  }
   for (const at::Tensor& parameter : parameters) {
     if (parameter.grad().is_sparse()) {
       throw Error(Status::error(Code::kUnsupported,
@@ -206,6 +231,7 @@ AdamW::AdamW(const std::vector<OptimizerParamGroup>& param_groups,
       impl_(std::make_unique<AdamWImpl>()) {
   check_options(options_of(*defaults_));
   for (const auto& group : param_groups) add_param_group(group);
+  check_budgets(*this);
   note_optimizer(this);
 }
 
@@ -249,6 +275,9 @@ torch::Tensor AdamW::step(LossClosure closure) {
   } catch (const std::exception& error) {
     impl_->failure = error.what();
     throw;
+  }
+  for (const auto& manager : managers_of(updated)) {
+    if (manager != nullptr) manager->count_step();
   }
   return loss;
 }

@@ -77,11 +77,16 @@ std::shared_ptr<Manager> manager_for(const EngineOptions& options) {
         "device_memory is given, but there is no device: the CPU uses "
         "host_memory");
   }
-  for (const std::string& path : options.nvme.paths()) try_directory(path);
+  for (const std::string& text : options.nvme.paths()) {
+    Result<NvmePath> path = parse_nvme_path(text);
+    throw_if_error(path.status());
+    try_directory(path->path);
+  }
   return make_manager(bytes_of(options.host_memory, "host_memory"),
                       device_bytes, options.nvme.paths(), options.weights,
                       options.states, options.evict == "always", options.audit,
-                      kAwayBytes);
+                      kAwayBytes,
+                      bytes_of(options.nvme_endurance, "nvme_endurance"));
 }
 
 }  // namespace

@@ -1,0 +1,26 @@
+// Whether a model and its optimizer can be trained with the memory and the disk
+// that its engine may use, told before the first step.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace zinf {
+
+class Manager;
+
+struct TrainingPlan {
+  std::vector<at::Tensor> parameters;  // of the manager
+  std::vector<at::Tensor> fresh;  // of these, those that have no states yet
+  bool split = true;    // masters of bfloat16 weights take 2 bytes, not 4
+  bool waiting = true;  // gradients of all parameters are there at once
+};
+
+// Reserves on NVMe what does not fit in host memory, or is to live there: so
+// the disk is not the one that says no later. Throws BudgetError, with what is
+// needed and found, when one update can never fit in memory or the rest not on
+// NVMe. What activations need is known from the passes so far.
+void check_training(Manager& manager, const TrainingPlan& plan);
+
+}  // namespace zinf
