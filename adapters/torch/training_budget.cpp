@@ -15,7 +15,7 @@ namespace {
 // Bytes by role, of one parameter or of many, and how many tensors these are.
 struct Sizes {
   std::array<std::uint64_t, 3> bytes = {};
-  std::size_t count = 0;
+  std::array<std::size_t, 3> counts = {};
 
   std::uint64_t& of(Role role) { return bytes[static_cast<std::size_t>(role)]; }
   std::uint64_t of(Role role) const {
@@ -24,7 +24,10 @@ struct Sizes {
   void add(Role role, std::uint64_t more) {
     if (more == 0) return;
     of(role) += align_up(more, std::uint64_t{kPage});
-    ++count;
+    ++counts[static_cast<std::size_t>(role)];
+  }
+  std::size_t count(Role role) const {
+    return counts[static_cast<std::size_t>(role)];
   }
   std::uint64_t total() const { return bytes[0] + bytes[1] + bytes[2]; }
 };
@@ -159,16 +162,18 @@ Status reserve_space(Manager& manager, const Budgets& budgets) {
   std::uint64_t forced = 0;  // onto NVMe
   std::uint64_t free = 0;    // to be where there is room
   std::uint64_t stays = 0;
+  std::size_t count = 0;  // of what may leave memory
   for (Role role : kRoles) {
     Where where = tier.where(role);
     bool away = where == Where::kNvme || manager.options().evict_always;
     (where == Where::kHost ? stays
      : away                ? forced
                            : free) += budgets.all.of(role);
+    if (where != Where::kHost) count += budgets.all.count(role);
   }
   std::uint64_t over = overflow(budgets, free, stays);
   if (forced + over == 0) return {};
-  Status status = manager.tier().reserve(forced + over, budgets.all.count);
+  Status status = manager.tier().reserve(forced + over, count);
   if (status.code() != Code::kNoSpace) return status;
   std::string why;
   if (over > 0) {
