@@ -31,7 +31,7 @@ PUBLIC = {
     "src/optim": {"adam", "cast", "dtype"},
     "src/sched": {"plan", "trace", "trace_book"},
     "src/tier": {"residency", "store"},
-    "src/engine": {"host_memory", "host_tier"},
+    "src/engine": {"host_memory", "host_tier", "nvme_path"},
     "adapters/torch": {"engine", "engine_stats", "error", "optim", "zinf"},
 }
 PUBLIC_FOLDERS = ("include/", "adapters/torch/include/")

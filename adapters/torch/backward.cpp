@@ -67,14 +67,36 @@ void BackwardUpdate::enter_pass() {
 }
 
 void BackwardUpdate::leave_pass(bool whole) {
+  std::vector<at::Tensor> deferred;
   {
     std::lock_guard lock(mutex_);
     pass_.reset();
-    if (whole) ++passes_;
-    if (whole || !changed_) return;
+    deferred.swap(deferred_);
+  }
+  try {
+    if (whole && !deferred.empty()) update_(deferred);
+  } catch (...) {
+    fail_if_changed();
+    throw;
+  }
+  if (!whole) return fail_if_changed();
+  std::lock_guard lock(mutex_);
+  ++passes_;
+}
+
+void BackwardUpdate::fail_if_changed() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!changed_) return;
   }
   fail_(
       "an exception inside backward left some weights updated and others not");
+}
+
+void BackwardUpdate::defer(const at::Tensor& parameter) {
+  offer_gradient(parameter);
+  std::lock_guard lock(mutex_);
+  deferred_.push_back(parameter);
 }
 
 bool BackwardUpdate::on_gradient(const at::Tensor& parameter, bool waits) {

@@ -32,17 +32,25 @@ namespace zinf {
 class BackwardUpdate final
     : public std::enable_shared_from_this<BackwardUpdate> {
  public:
-  // `fail` is called when an exception has ended a pass after its first update:
-  // weights and states do not fit together any more.
+  // Makes the updates that were deferred, at the end of a pass.
+  using Update = std::function<void(const std::vector<at::Tensor>& deferred)>;
+  // Called when an exception has ended a pass after its first update: weights
+  // and states do not fit together any more.
   using Fail = std::function<void(const std::string& why)>;
 
-  BackwardUpdate(std::int64_t micro_batches, Fail fail)
-      : micro_batches_(micro_batches), fail_(std::move(fail)) {}
+  BackwardUpdate(std::int64_t micro_batches, Update update, Fail fail)
+      : micro_batches_(micro_batches),
+        update_(std::move(update)),
+        fail_(std::move(fail)) {}
 
   // Inside backward, when a gradient was accumulated. True: it is complete and
   // does not wait for others, so the parameter is to be updated now. Throws
   // when the pass was not announced.
   bool on_gradient(const at::Tensor& parameter, bool waits);
+  // In the place of that update: it is made at the end of the pass. For a first
+  // step, in which the budget may still refuse something: no weight is changed
+  // before that is known.
+  void defer(const at::Tensor& parameter);
   // Around that update. Returns the options of the parameter's group, which are
   // fixed by the first update of a step.
   AdamOptions begin_update(std::size_t group, const AdamOptions& options);
@@ -59,14 +67,17 @@ class BackwardUpdate final
 
   void enter_pass();
   void leave_pass(bool whole);
+  void fail_if_changed();
 
   const std::int64_t micro_batches_;
+  const Update update_;
   const Fail fail_;
 
   mutable std::mutex mutex_;  // for what follows
   std::weak_ptr<Pass> pass_;  // that is under way
   std::int64_t passes_ = 0;   // since the last step
   bool changed_ = false;      // a weight, in the pass that is under way
+  std::vector<at::Tensor> deferred_;  // in the pass that is under way
   std::unordered_set<WeakTensor> updated_;  // in this step
   std::map<std::size_t, AdamOptions> fixed_;
 };

@@ -32,6 +32,7 @@ void close_manager(Manager& manager) {
 EngineStats engine_stats(Manager& manager) {
   ManagerStats stats = manager.stats();
   const ResidencyStats& residency = stats.tier.residency;
+  const WearStats& wear = stats.tier.wear;
   BudgetUsage host = process_memory()->budget().usage();
   return {.managed = stats.units,
           .weights_bytes = stats.weights_bytes,
@@ -46,6 +47,12 @@ EngineStats engine_stats(Manager& manager) {
           .fetches = residency.fetches,
           .drops = residency.drops,
           .nvme_bytes = stats.tier.nvme_bytes,
+          .steps = wear.steps,
+          .nvme_write_bytes_per_step = wear.bytes_per_step,
+          .nvme_write_tb_per_day = wear.tb_per_day,
+          .nvme_endurance_bytes = wear.endurance_bytes,
+          .nvme_life_per_day = wear.life_per_day,
+          .nvme_life_per_year = wear.life_per_year,
           .host_limit_bytes = host.limit_bytes,
           .host_used_bytes = host.total.used_bytes,
           .host_peak_bytes = host.total.high_bytes,

@@ -18,6 +18,15 @@
 namespace zinf {
 namespace {
 
+[[noreturn]] void throw_refusal(const Status& status) {
+  throw_if_error(
+      status
+          .in("a tensor does not fit (raise host_memory, give nvme=, or make "
+              "the batch smaller)")
+          .because(process_memory()->hindrance()));
+  std::abort();  // it was an error
+}
+
 class ArenaAllocator final : public c10::Allocator {
  public:
   explicit ArenaAllocator(Arena& arena) : arena_(arena) {}
@@ -27,9 +36,7 @@ class ArenaAllocator final : public c10::Allocator {
     void* block = arena_.allocate(bytes);
     if (block == nullptr) [[unlikely]] {
       Result<void*> again = arena_.try_allocate(bytes);
-      throw_if_error(again.status().in(
-          "a tensor does not fit (raise host_memory, give nvme=, or make the "
-          "batch smaller)"));
+      if (!again.ok()) throw_refusal(again.status());
       block = *again;
     }
     return {block, block, &Arena::free, at::kCPU};

@@ -148,6 +148,8 @@ void Manager::offer(const at::TensorBase& tensor, Role role,
   // Where nothing ever moves, a gradient is an ordinary tensor.
   if (role == Role::kGrad && !has_limits()) return;
   adopt_offered();
+  // The first gradients come while most activations are still there.
+  if (role == Role::kGrad) tier_->note_others();
   std::lock_guard lock(mutex_);
   for (Offer& offer : offered_) {
     if (offer.tensor.lock() == tensor.getIntrusivePtr()) return;
@@ -269,6 +271,10 @@ void Manager::close() {
 
 void Manager::unlink_files() {
   if (!in_forked_child() && tier_ != nullptr) tier_->unlink_files();
+}
+
+void Manager::count_step() {
+  if (!closed_) tier_->count_step();
 }
 
 void Manager::fail(std::string why) {

@@ -61,6 +61,9 @@ class Manager : public std::enable_shared_from_this<Manager> {
   void unlink_files();
   bool closed() const { return closed_; }
 
+  // An optimizer's step over some of its units has ended.
+  void count_step();
+
   // For units: a new one; one that nobody refers to any more (removed now, or
   // by the next reap() where locks forbid it).
   void enlist(Unit* unit);

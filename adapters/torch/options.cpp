@@ -73,20 +73,15 @@ std::string problem_of(const std::string& path) {
 
 // The private folder is made when it is needed first, hours later perhaps: so
 // it is tried now.
-std::string tried_directory(std::string path) {
-  constexpr std::string_view kRank = "{local_rank}";
-  const char* given = std::getenv("LOCAL_RANK");
-  std::string rank = given == nullptr ? "0" : given;
-  for (auto at = path.find(kRank); at != std::string::npos;
-       at = path.find(kRank, at + rank.size())) {
-    path.replace(at, kRank.size(), rank);
-  }
-  std::string problem = problem_of(path);
+NvmePath tried_directory(const std::string& text) {
+  Result<NvmePath> parsed = parse_nvme_path(text);
+  throw_if_error(parsed.status());
+  std::string problem = problem_of(parsed->path);
   if (!problem.empty()) {
-    refuse("nvme path \"" + path + "\" " + problem +
+    refuse("nvme path \"" + parsed->path + "\" " + problem +
            ": name a directory on a disk, with leave to write");
   }
-  return path;
+  return *parsed;
 }
 
 }  // namespace
@@ -104,6 +99,8 @@ ManagerOptions manager_options(const EngineOptions& options) {
   made.tier.weights = parse_where("weights", options.weights);
   made.tier.states = parse_where("states", options.states);
   made.tier.away_bytes = made.evict_always ? 0 : kAwayBytes;
+  made.tier.endurance_bytes =
+      bytes_of(options.nvme_endurance, "nvme_endurance");
   for (const std::string& path : options.nvme.paths()) {
     made.tier.nvme.push_back(tried_directory(path));
   }

@@ -100,6 +100,7 @@ class Unit final : public FaultServer {
   void set_name(std::string name) { name_ = std::move(name); }
   Role role() const { return role_; }
   std::size_t bytes() const { return bytes_; }
+  c10::Device device() const { return device_; }
   const std::shared_ptr<Manager>& manager() const { return manager_; }
   c10::intrusive_ptr<c10::StorageImpl> storage() const {
     return storage_.lock();

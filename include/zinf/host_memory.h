@@ -36,8 +36,12 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
 
   // Somebody who can give memory back when it is short: it returns how many
   // bytes it gave, and must not allocate. It is asked until the handle goes.
+  // `hindrance`: why it could not give more, or ok.
   using Giver = std::function<std::uint64_t(std::uint64_t bytes)>;
-  [[nodiscard]] std::shared_ptr<void> add_giver(Giver giver);
+  [[nodiscard]] std::shared_ptr<void> add_giver(
+      Giver giver, std::function<Status()> hindrance = {});
+  // The first that a giver tells.
+  Status hindrance() const;
 
   // Asks the givers, the last first, until so many bytes were given back or
   // nothing is left. Returns how many.
@@ -45,6 +49,7 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
 
   // Gives what nobody uses back to the system.
   void trim();
+  std::uint64_t idle_bytes() const;  // of states' memory that nobody uses
 
   // Bytes for what cannot be refused: if making room is not enough, the limit
   // is exceeded.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "zinf/host_memory.h"
+#include "zinf/nvme_path.h"
 #include "zinf/residency.h"
 #include "zinf/status.h"
 
@@ -31,12 +32,13 @@ enum class Role : std::uint8_t {
 std::string_view role_name(Role role);
 
 struct HostTierOptions {
-  std::vector<std::string> nvme =
-      {};                        // directories; a private one is made in each
-  Where weights = Where::kAuto;  // and gradients
+  std::vector<NvmePath> nvme = {};  // a private directory is made in each
+  Where weights = Where::kAuto;     // and gradients
   Where states = Where::kAuto;
   // Of what is to live on NVMe, so much may be in memory unused.
   std::uint64_t away_bytes = 0;
+  // What the drives behind `nvme` are rated for (TBW); 0: by their size.
+  std::uint64_t endurance_bytes = 0;
 
   Where where(Role role) const;
 
@@ -44,9 +46,23 @@ struct HostTierOptions {
   Status validate() const;
 };
 
+// What the steps so far mean for the drives.
+struct WearStats {
+  std::uint64_t steps = 0;
+  std::uint64_t bytes_per_step = 0;
+  double tb_per_day = 0;  // at this rate: 0 before the second step
+  // Shares of what the drives are rated for: 1 is all of it.
+  double life_per_day = 0;
+  double life_per_year = 0;
+  std::uint64_t endurance_bytes = 0;
+};
+
 struct HostTierStats {
   ResidencyStats residency;
+  WearStats wear;
   std::uint64_t nvme_bytes = 0;  // of the scratch store's files
+  // The most that was seen of memory in use that is not this tier's.
+  std::uint64_t others_high_bytes = 0;
 };
 
 // Thread-safe.
@@ -63,9 +79,16 @@ class HostTier {
   Result<StateRef> add(const StateSpec& spec, Role role, void* owner);
   Home home_of(Role role) const;
 
-  // Makes room on NVMe for so many bytes more than states have now; kNoSpace
-  // with what is needed and found.
+  // Makes room on NVMe for so much in all, never less than now; kNoSpace with
+  // what is needed and found. Without NVMe there is nothing to do.
   Status reserve(std::uint64_t bytes, std::size_t num_states);
+
+  // Looks how much memory others use, and that they are about to take: at a
+  // moment when it may be much.
+  void note_others(std::uint64_t more_bytes = 0);
+
+  // An optimizer's step has ended: see WearStats.
+  void count_step();
 
   // The files on NVMe lose their names; they are used as before, and gone when
   // the process is.

@@ -19,6 +19,7 @@
 //   kAbsent ---- read -------> kReading ----------> kResident
 //   kResident -- drop -------> kAbsent
 //   kReading, kWriting ------- error -------------> kFailed
+//   kWriting --- no room ----> kDirty
 //
 // rollback() leads from every place to kAbsent or kEmpty. kFailed keeps its
 // error: every use gives it until then, or until the content is replaced. A
@@ -115,6 +116,10 @@ class Backing {
   virtual bool due(std::uint64_t step) const = 0;
   virtual Status commit(std::uint64_t step) = 0;
   virtual Status rollback() = 0;
+
+  // A place for the state's content, so that a write cannot fail for want of
+  // one: kNoSpace, and nothing has changed. Others may discard() theirs then.
+  virtual Status prepare(std::uint32_t) { return {}; }
 };
 
 // A state of one Residency, valid until it is removed.
@@ -211,8 +216,11 @@ class Residency {
   void evict(StateRef state);
 
   // Drops states, in the order of their Worth, until so many bytes were given
-  // back or nothing is left to drop. Returns how many.
+  // back or nothing is left to drop. Returns how many. What finds no room below
+  // stays in memory, as it is.
   std::uint64_t make_room(std::uint64_t bytes);
+  // Why the last state that was to leave memory found no room below, or ok.
+  Status refusal() const;
 
   // Writes all new content below and waits. The first error; the others stick
   // to their states too. kInvalid while somebody is changing a state. What was

@@ -49,6 +49,8 @@ class [[nodiscard]] Status {
 
   // The same error with "CONTEXT: " before its text; ok stays ok.
   Status in(std::string_view context) const;
+  // The same error with " (CAUSE)" after its text, when there is a cause.
+  Status because(const Status& cause) const;
 
  private:
   friend struct Transfer;

@@ -78,8 +78,9 @@ enum class Access : std::uint8_t {
 };
 
 struct StorePath {
-  std::string path;               // the run directory; its parent must exist
-  std::uint64_t limit_bytes = 0;  // of the disk, for this store; 0: none
+  std::string path;  // the run directory; its parent must exist
+  // Of the disk, for all that the store has in this directory; 0: none.
+  std::uint64_t limit_bytes = 0;
   double weight = 0;  // share of the traffic, as GB/s; 0 on any: all measured
   std::vector<io::Fault> faults = {};  // for tests
 };

@@ -15,6 +15,7 @@
 #include "adapters/torch/keys.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/split_master.h"
+#include "adapters/torch/training_budget.h"
 #include "python/src/bindings.h"
 #include "zinf/engine.h"
 
@@ -43,6 +44,12 @@ py::dict stats_of(Manager& manager) {
   dict["fetches"] = stats.fetches;
   dict["drops"] = stats.drops;
   dict["nvme_bytes"] = stats.nvme_bytes;
+  dict["steps"] = stats.steps;
+  dict["nvme_write_bytes_per_step"] = stats.nvme_write_bytes_per_step;
+  dict["nvme_write_tb_per_day"] = stats.nvme_write_tb_per_day;
+  dict["nvme_endurance_bytes"] = stats.nvme_endurance_bytes;
+  dict["nvme_life_per_day"] = stats.nvme_life_per_day;
+  dict["nvme_life_per_year"] = stats.nvme_life_per_year;
   dict["host_limit_bytes"] = stats.host_limit_bytes;
   dict["host_used_bytes"] = stats.host_used_bytes;
   dict["host_peak_bytes"] = stats.host_peak_bytes;
@@ -62,7 +69,8 @@ void bind_engine(py::module_& module) {
       .def(py::init([](const std::optional<std::string>& host_memory,
                        const std::optional<std::string>& device_memory,
                        std::vector<std::string> nvme, std::string weights,
-                       std::string states, std::string evict, bool audit) {
+                       std::string states, std::string evict, bool audit,
+                       const std::optional<std::string>& nvme_endurance) {
              EngineOptions options = {.nvme = std::move(nvme),
                                       .weights = std::move(weights),
                                       .states = std::move(states),
@@ -70,11 +78,12 @@ void bind_engine(py::module_& module) {
                                       .audit = audit};
              if (host_memory) options.host_memory = *host_memory;
              if (device_memory) options.device_memory = *device_memory;
+             if (nvme_endurance) options.nvme_endurance = *nvme_endurance;
              return make_manager(options);
            }),
            py::kw_only(), py::arg("host_memory"), py::arg("device_memory"),
            py::arg("nvme"), py::arg("weights"), py::arg("states"),
-           py::arg("evict"), py::arg("audit"))
+           py::arg("evict"), py::arg("audit"), py::arg("nvme_endurance"))
       .def("begin_init",
            [](std::shared_ptr<Manager> self) {
              InitMode::begin(std::move(self));
@@ -111,8 +120,27 @@ void bind_engine(py::module_& module) {
           "close", [](Manager& self) { close_manager(self); }, Released())
       .def("fail", &Manager::fail)
       .def("heal", &Manager::heal)
+      .def(
+          "check_training",
+          [](Manager& self, const std::vector<at::Tensor>& parameters,
+             const std::vector<at::Tensor>& fresh, bool split, bool waiting) {
+            check_training(self, {parameters, fresh, split, waiting});
+          },
+          py::kw_only(), py::arg("parameters"), py::arg("fresh"),
+          py::arg("split"), py::arg("waiting"), Released())
+      .def("count_step", &Manager::count_step, Released())
       .def("unlink_files", &Manager::unlink_files, Released())
       .def("stats", &stats_of);
+
+  py::class_<UpdateBytes>(module, "UpdateBytes")
+      .def_readonly("moving", &UpdateBytes::moving)
+      .def_readonly("grad", &UpdateBytes::grad)
+      .def_readonly("new_states", &UpdateBytes::new_states)
+      .def_readonly("weight_stays", &UpdateBytes::weight_stays);
+  module.def("update_bytes", &update_bytes, py::arg("parameter"), py::kw_only(),
+             py::arg("split"));
+  module.def("check_first_update", &check_first_update, py::arg("parameter"),
+             py::kw_only(), py::arg("split"), Released());
 
   module.def("manager_of", &manager_of);
   module.def("managers_of", &managers_of);

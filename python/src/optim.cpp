@@ -10,7 +10,6 @@
 
 #include "adapters/torch/api/adamw_impl.h"
 #include "adapters/torch/backward.h"
-#include "adapters/torch/budget.h"
 #include "python/src/bindings.h"
 
 namespace py = pybind11;
@@ -40,22 +39,17 @@ void bind_optim(py::module_& module) {
              py::arg("betas"), py::arg("eps"), py::arg("weight_decay"),
              py::arg("max_grad_norm"), py::arg("update"), py::arg("master"),
              py::arg("micro_batches"));
-  module.def(
-      "check_budget",
-      [](const std::vector<at::Tensor>& parameters, bool split, bool waiting) {
-        check_budget(parameters, {.split = split, .waiting = waiting});
-      },
-      "Raises BudgetError when no update of them could ever fit.",
-      py::arg("parameters"), py::kw_only(), py::arg("split"),
-      py::arg("waiting"), py::call_guard<py::gil_scoped_release>());
 
   // With the GIL: they wait for nothing, and call `fail` without locks.
   py::class_<BackwardUpdate, std::shared_ptr<BackwardUpdate>>(
       module, "BackwardUpdate", "The backward passes of one step.")
-      .def(py::init<std::int64_t, BackwardUpdate::Fail>(),
-           py::arg("micro_batches"), py::arg("fail"))
+      .def(py::init<std::int64_t, BackwardUpdate::Update,
+                    BackwardUpdate::Fail>(),
+           py::arg("micro_batches"), py::arg("update"), py::arg("fail"))
       .def("on_gradient", &BackwardUpdate::on_gradient, py::arg("parameter"),
            py::kw_only(), py::arg("waits"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("defer", &BackwardUpdate::defer, py::arg("parameter"),
            py::call_guard<py::gil_scoped_release>())
       .def("begin_update", &BackwardUpdate::begin_update, py::arg("group"),
            py::arg("options"))

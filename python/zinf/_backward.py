@@ -29,7 +29,13 @@ class BackwardUpdate:
                 failed._fail(why)
 
         self._optimizer = reference
-        self._passes = _C.BackwardUpdate(micro_batches, fail)
+        this = weakref.ref(self)
+
+        def update(deferred: Sequence[torch.Tensor]) -> None:
+            if (known := this()) is not None:
+                known._update_deferred(deferred)
+
+        self._passes = _C.BackwardUpdate(micro_batches, update, fail)
         self._group_of = WeakIdKeyDictionary()  # the index of each parameter's group
 
     def watch(self, index: int, group: dict[str, Any]) -> None:
@@ -54,7 +60,24 @@ class BackwardUpdate:
         optimizer._check_usable()
         if not self._passes.on_gradient(parameter, waits=optimizer.max_grad_norm is not None):
             return
-        optimizer._prepare([parameter])
+        split = optimizer.master == "split"
+        if not optimizer.state.get(parameter) and not _C.update_bytes(parameter, split=split).weight_stays:
+            _C.check_first_update(parameter, split=split)
+            self._passes.defer(parameter)
+            return
+        optimizer._prepare([parameter], check=False)
+        self._update(optimizer, parameter)
+
+    @torch.no_grad()
+    def _update_deferred(self, parameters: Sequence[torch.Tensor]) -> None:
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        optimizer._prepare(parameters)
+        for parameter in parameters:
+            self._update(optimizer, parameter)
+
+    def _update(self, optimizer: AdamW, parameter: torch.Tensor) -> None:
         index = self._group_of[parameter]
         options = self._passes.begin_update(index, optimizer._options(optimizer.param_groups[index]))
         optimizer._update([parameter], options, 1.0, 1.0)

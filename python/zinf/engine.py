@@ -34,10 +34,12 @@ class Engine:
     host_memory: budget for states in host memory: bytes (4e9), or a text such as "4GB" or "512MiB".
     device_memory: budget for units on the accelerator, where there is one.
     nvme: a directory on a fast disk, or several; a private folder is made there and removed at the end.
-        "{local_rank}" in it is replaced by the process's LOCAL_RANK.
+        "PATH:500GB" takes no more space than that. "{local_rank}" is replaced by the process's LOCAL_RANK.
     weights, states: "auto", "host" or "nvme": where weights (with their gradients) and optimizer states live.
     evict: "auto", or "always" to drop every unit after each use (for tests).
     audit: look for accesses that interception has missed; costs time.
+    nvme_endurance: bytes that the drives behind nvme are rated for (TBW), together, such as "600TB"; by
+        default 0.3 of their size a day for 5 years. For stats() alone.
 
     Example:
         >>> engine = zinf.Engine(nvme="/mnt/nvme")
@@ -57,6 +59,7 @@ class Engine:
         states: str = "auto",
         evict: str = "auto",
         audit: bool = False,
+        nvme_endurance: float | str | None = None,
     ):
         _constructors.accept_managed()
         _hook_registrations()
@@ -68,6 +71,7 @@ class Engine:
             states=str(states),
             evict=str(evict),
             audit=bool(audit),
+            nvme_endurance=_size(nvme_endurance, "nvme_endurance"),
         )
         self._closed = False
         self._stale = True  # there may be parameters that the models did not have before
@@ -171,7 +175,7 @@ class Engine:
                 if not _C.is_managed(parameter):
                     _C.release(parameter)
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, float]:
         """Counts and bytes so far: see docs/python.md."""
         return self._manager.stats()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -165,6 +165,9 @@ class AdamW(torch.optim.Optimizer):
             raise
         if self._backward is not None:
             self._backward.end_step(updated)
+        for manager in _C.managers_of(self._parameters()):
+            if manager is not None:
+                manager.count_step()
         return loss
 
     def _is_due(self, parameter: torch.Tensor) -> bool:
@@ -192,9 +195,9 @@ class AdamW(torch.optim.Optimizer):
             if manager is not None:
                 manager.fail(why)
 
-    def _prepare(self, parameters: list[torch.Tensor]) -> None:
-        """Everything that can be refused, before anything is changed."""
-        if any(not self.state[parameter] for parameter in parameters):
+    def _prepare(self, parameters: Sequence[torch.Tensor], check: bool = True) -> None:
+        """Everything that can be refused, before anything is changed; budgets only with `check`."""
+        if check and any(not self.state[parameter] for parameter in parameters):
             self._check_budget()
         if any(parameter.grad.is_sparse for parameter in parameters):
             raise RuntimeError(
@@ -245,8 +248,17 @@ class AdamW(torch.optim.Optimizer):
         )
 
     def _check_budget(self) -> None:
-        waiting = self._backward is None or self.max_grad_norm is not None
-        _C.check_budget(self._parameters(), split=self.master == "split", waiting=waiting)
+        """Refuses what could never work, before a weight is changed."""
+        for manager in _C.managers_of(self._parameters()):
+            if manager is None:
+                continue
+            mine = [parameter for parameter in self._parameters() if _C.manager_of(parameter) is manager]
+            manager.check_training(
+                parameters=mine,
+                fresh=[parameter for parameter in mine if not self.state.get(parameter)],
+                split=self.master == "split",
+                waiting=self._backward is None or self.max_grad_norm is not None,
+            )
 
     def _refresh(self) -> None:
         managers = _C.managers_of(self._parameters())

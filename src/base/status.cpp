@@ -95,6 +95,11 @@ Status Status::in(std::string_view context) const {
               strf("%.*s: %s", len(context), context.data(), text().c_str()));
 }
 
+Status Status::because(const Status& cause) const {
+  if (ok() || cause.ok()) return *this;
+  return make(code(), errnum(), text() + " (" + cause.text() + ")");
+}
+
 const std::string& Status::text() const {
   static const std::string ok_text = "ok";
   return error_ ? error_->text : ok_text;

@@ -22,7 +22,11 @@ struct HostMemory::Parts {
   const pid_t process = getpid();
 
   Mutex mutex;  // held while a giver is asked: none goes meanwhile
-  std::vector<std::shared_ptr<Giver>> givers ZINF_GUARDED_BY(mutex);
+  struct Source {
+    Giver give;
+    std::function<Status()> hindrance;
+  };
+  std::vector<std::shared_ptr<Source>> sources ZINF_GUARDED_BY(mutex);
 };
 
 Result<std::shared_ptr<HostMemory>> HostMemory::create(
@@ -62,24 +66,35 @@ Allocate HostMemory::slabs() const {
   };
 }
 
-std::shared_ptr<void> HostMemory::add_giver(Giver giver) {
-  auto added = std::make_shared<Giver>(std::move(giver));
+std::shared_ptr<void> HostMemory::add_giver(Giver giver,
+                                            std::function<Status()> hindrance) {
+  auto added = std::make_shared<Parts::Source>(
+      Parts::Source{std::move(giver), std::move(hindrance)});
   MutexLock lock(parts_->mutex);
-  parts_->givers.push_back(added);
+  parts_->sources.push_back(added);
   auto remove = [self = shared_from_this(), added](void*) {
     MutexLock held(self->parts_->mutex);
-    std::erase(self->parts_->givers, added);
+    std::erase(self->parts_->sources, added);
   };
   return {added.get(), std::move(remove)};
+}
+
+Status HostMemory::hindrance() const {
+  MutexLock lock(parts_->mutex);
+  for (const auto& source : parts_->sources) {
+    if (!source->hindrance) continue;
+    if (Status status = source->hindrance(); !status.ok()) return status;
+  }
+  return {};
 }
 
 std::uint64_t HostMemory::make_room(std::uint64_t bytes) {
   if (getpid() != parts_->process) return 0;
   MutexLock lock(parts_->mutex);
   std::uint64_t given = 0;
-  for (auto giver = parts_->givers.rbegin();
-       giver != parts_->givers.rend() && given < bytes; ++giver) {
-    given += (**giver)(bytes - given);
+  for (auto source = parts_->sources.rbegin();
+       source != parts_->sources.rend() && given < bytes; ++source) {
+    given += (*source)->give(bytes - given);
   }
   parts_->pool.trim();  // what came back is kept, and counted, until then
   return given;
@@ -88,6 +103,10 @@ std::uint64_t HostMemory::make_room(std::uint64_t bytes) {
 void HostMemory::trim() {
   parts_->pool.trim();
   parts_->arena.trim();
+}
+
+std::uint64_t HostMemory::idle_bytes() const {
+  return parts_->pool.stats().idle_bytes;
 }
 
 Reservation HostMemory::reserve_or_exceed(Tag tag, std::uint64_t bytes) {

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <filesystem>
 #include <utility>
 
+#include "src/base/mutex.h"
 #include "src/engine/scratch.h"
+#include "src/engine/wear.h"
 
 namespace zinf {
 
@@ -28,7 +31,7 @@ Status HostTierOptions::validate() const {
   if (nvme.empty() && states == Where::kNvme) {
     complain("states are to live on NVMe, but no nvme path is given");
   }
-  for (const std::string& path : nvme) {
+  for (const auto& [path, limit] : nvme) {
     std::error_code error;
     if (!std::filesystem::is_directory(path, error)) {
       complain("nvme path \"" + path + "\" is not a directory");
@@ -63,7 +66,10 @@ struct HostTier::Parts {
   std::shared_ptr<HostMemory> memory;
   std::shared_ptr<Scratch> scratch;  // null without NVMe
   Residency residency;
-  std::shared_ptr<void> giver;  // of the residency's memory
+  std::shared_ptr<void> giver = nullptr;  // of the residency's memory
+  std::atomic<std::uint64_t> others_high_bytes = 0;
+  Mutex mutex = {};
+  Wear wear ZINF_GUARDED_BY(mutex);
 };
 
 Result<std::shared_ptr<HostTier>> HostTier::create(
@@ -76,20 +82,28 @@ Result<std::shared_ptr<HostTier>> HostTier::create(
     scratch = std::make_shared<Scratch>(options.nvme);
   }
   std::shared_ptr<HostTier> tier(new HostTier());
-  tier->parts_.reset(
-      new Parts{options, memory, scratch,
-                Residency({.allocate = memory->slabs(),
-                           .backing = scratch,
-                           .leaving = std::move(leaving),
-                           .others =
-                               [&other = *memory](std::uint64_t bytes) {
-                                 return other.make_room(bytes) > 0;
-                               },
-                           .away_limit_bytes = options.away_bytes}),
-                nullptr});
+  tier->parts_.reset(new Parts{
+      .options = options,
+      .memory = memory,
+      .scratch = scratch,
+      .residency = Residency({.allocate = memory->slabs(),
+                              .backing = scratch,
+                              .leaving = std::move(leaving),
+                              .others =
+                                  [&other = *memory](std::uint64_t bytes) {
+                                    return other.make_room(bytes) > 0;
+                                  },
+                              .away_limit_bytes = options.away_bytes}),
+      .wear = Wear(options.endurance_bytes != 0
+                       ? options.endurance_bytes
+                       : default_endurance(options.nvme))});
   Residency& residency = tier->parts_->residency;
   tier->parts_->giver = memory->add_giver(
-      [&](std::uint64_t bytes) { return residency.make_room(bytes); });
+      [&, self = tier.get()](std::uint64_t bytes) {
+        self->note_others(bytes);
+        return residency.make_room(bytes);
+      },
+      [&] { return residency.refusal(); });
   return tier;
 }
 
@@ -116,6 +130,23 @@ Status HostTier::reserve(std::uint64_t bytes, std::size_t num_states) {
   return parts_->scratch->reserve(bytes, num_states);
 }
 
+void HostTier::note_others(std::uint64_t more_bytes) {
+  std::uint64_t units = parts_->residency.stats().memory_bytes;
+  std::uint64_t kept = parts_->memory->idle_bytes();
+  std::uint64_t used = parts_->memory->budget().usage().total.used_bytes;
+  std::uint64_t now = used - std::min(used, units + kept) + more_bytes;
+  std::uint64_t high = parts_->others_high_bytes;
+  while (high < now &&
+         !parts_->others_high_bytes.compare_exchange_weak(high, now)) {
+  }
+}
+
+void HostTier::count_step() {
+  std::uint64_t bytes = parts_->residency.stats().bytes_written;
+  MutexLock lock(parts_->mutex);
+  parts_->wear.count_step(bytes, std::chrono::steady_clock::now());
+}
+
 void HostTier::unlink_files() {
   if (parts_->scratch != nullptr) parts_->scratch->unlink_files();
 }
@@ -130,6 +161,9 @@ HostTierStats HostTier::stats() const {
   if (parts_->scratch != nullptr) {
     stats.nvme_bytes = parts_->scratch->capacity_bytes();
   }
+  stats.others_high_bytes = parts_->others_high_bytes;
+  MutexLock lock(parts_->mutex);
+  stats.wear = parts_->wear.stats();
   return stats;
 }
 

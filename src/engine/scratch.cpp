@@ -24,7 +24,7 @@ std::uint64_t padded(std::uint64_t bytes) {
 
 }  // namespace
 
-Scratch::Scratch(std::vector<std::string> parents)
+Scratch::Scratch(std::vector<NvmePath> parents)
     : parents_(std::move(parents)) {}
 
 Scratch::~Scratch() { unlink_files(); }
@@ -43,20 +43,19 @@ void Scratch::unlink_files() {
 }
 
 Status Scratch::make_room(std::uint64_t bytes, std::size_t num_states) {
-  std::uint64_t wanted = used_bytes_ + bytes;
-  std::size_t wanted_states = used_states_ + num_states;
-  if (wanted <= room_bytes_ && wanted_states <= room_states_) return {};
-  std::uint64_t room = std::max(room_bytes_, wanted);
-  std::size_t states = std::max(room_states_, wanted_states);
+  if (bytes <= room_bytes_ && num_states <= room_states_) return {};
+  std::uint64_t room = std::max(room_bytes_, bytes);
+  std::size_t states = std::max(room_states_, num_states);
   if (store_ != nullptr) {
     ZINF_TRY(store_->reserve(room, states));
   } else {
     static std::atomic<int> count = 0;
     std::string name = strf("/zinf-%d-%d", static_cast<int>(getpid()), count++);
     StoreOptions options;
-    for (const std::string& parent : parents_) {
-      directories_.push_back(parent + name);
-      options.paths.push_back({.path = directories_.back()});
+    for (const NvmePath& parent : parents_) {
+      directories_.push_back(parent.path + name);
+      options.paths.push_back(
+          {.path = directories_.back(), .limit_bytes = parent.limit_bytes});
     }
     options.verify = Verify::kNever;
     options.state_bytes = room;
@@ -100,16 +99,25 @@ Status Scratch::remove(std::uint32_t state) {
   MutexLock lock(mutex_);
   State gone = std::exchange(states_[state], {});
   free_.push_back(state);
-  if (gone.id == StateId{}) return {};
-  used_bytes_ -= padded(gone.spec.bytes);
-  --used_states_;
-  return store_->remove(gone.id);
+  return undefine(gone);
 }
 
 Status Scratch::discard(std::uint32_t state) {
   MutexLock lock(mutex_);
-  StateId id = states_[state].id;
-  return id == StateId{} ? Status() : store_->discard(id);
+  return undefine(states_[state]);
+}
+
+Status Scratch::undefine(State& state) {
+  StateId id = std::exchange(state.id, {});
+  if (id == StateId{}) return {};
+  used_bytes_ -= padded(state.spec.bytes);
+  --used_states_;
+  return store_->remove(id);
+}
+
+Status Scratch::prepare(std::uint32_t state) {
+  MutexLock lock(mutex_);
+  return define(state).status();
 }
 
 bool Scratch::has_content(std::uint32_t state) const {
@@ -124,9 +132,11 @@ Result<StateId> Scratch::define(std::uint32_t index) {
   std::uint64_t bytes = padded(state.spec.bytes);
   if (used_bytes_ + bytes > room_bytes_ || used_states_ + 1 > room_states_) {
     // In doubling steps; when the disk has no room for that, just enough.
-    Status status = make_room(std::max({bytes, room_bytes_, kLeastBytes}),
-                              std::max(room_states_, kLeastStates));
-    if (!status.ok()) ZINF_TRY(make_room(bytes, 1));
+    Status status =
+        make_room(used_bytes_ + std::max({bytes, room_bytes_, kLeastBytes}),
+                  used_states_ + std::max(room_states_, kLeastStates));
+    if (!status.ok())
+      ZINF_TRY(make_room(used_bytes_ + bytes, used_states_ + 1));
   }
   // The state's own name may be used by another unit: the run's is unique.
   StateSpec spec = state.spec;

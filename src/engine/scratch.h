@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "src/base/mutex.h"
+#include "zinf/nvme_path.h"
 #include "zinf/residency.h"
 #include "zinf/store.h"
 
@@ -17,18 +18,19 @@ namespace zinf {
 class Scratch final : public Backing {
  public:
   // One private directory in each of these is made when it is needed.
-  explicit Scratch(std::vector<std::string> parents);
+  explicit Scratch(std::vector<NvmePath> parents);
   ~Scratch() override;
 
-  // Room for so many bytes more than there are states for now.
+  // Room for so much in all, never less than now.
   Status reserve(std::uint64_t bytes, std::size_t num_states);
   std::uint64_t capacity_bytes() const;
   void unlink_files();  // and use them as before
 
   Result<std::uint32_t> add(const StateSpec& spec) override;
   Status remove(std::uint32_t state) override;
-  Status discard(std::uint32_t state) override;
+  Status discard(std::uint32_t state) override;  // gives its room back too
   bool has_content(std::uint32_t state) const override;
+  Status prepare(std::uint32_t state) override;
   std::unique_ptr<Move> read(std::uint32_t state,
                              std::span<std::byte> into) override;
   std::unique_ptr<Move> write(std::uint32_t state,
@@ -43,12 +45,14 @@ class Scratch final : public Backing {
     StateId id{};  // index 0: not in the store yet
   };
 
+  Status undefine(State& state) ZINF_REQUIRES(mutex_);
   // Defines the state in the store; makes or grows the store for it.
   Result<StateId> define(std::uint32_t state) ZINF_REQUIRES(mutex_);
+  // For so much in all.
   Status make_room(std::uint64_t bytes, std::size_t num_states)
       ZINF_REQUIRES(mutex_);
 
-  const std::vector<std::string> parents_;
+  const std::vector<NvmePath> parents_;
   std::vector<std::string> directories_ ZINF_GUARDED_BY(mutex_);
   mutable Mutex mutex_;
   std::unique_ptr<Store> store_ ZINF_GUARDED_BY(mutex_);

@@ -33,7 +33,7 @@ bool may_move(Place from, Place to) {
       return from == kReading || from == kWriting;
     case kDirty:
       return from == kEmpty || from == kAbsent || from == kResident ||
-             from == kFailed;
+             from == kWriting || from == kFailed;
     case kWriting:
       return from == kDirty;
     case kFailed:
@@ -78,7 +78,8 @@ Result<StateRef> Residency::Impl::add(const StateSpec& spec, Home home,
               .in_use = true};
   if (options_.backing != nullptr) {
     ZINF_ASSIGN(state.below, options_.backing->add(spec));
-    if (options_.backing->has_content(state.below)) state.place = kAbsent;
+    state.placed = options_.backing->has_content(state.below);
+    if (state.placed) state.place = kAbsent;
   }
   MutexLock lock(mutex_);
   ++stats_.num_states;
@@ -176,6 +177,7 @@ Result<Residency::Impl::Need> Residency::Impl::try_pin(State& state, Use use) {
   }
   if (state.place == kFailed) {
     ZINF_TRY(options_.backing->discard(state.below));
+    state.placed = false;
     state.error = {};
   }
   if (state.place == kEmpty || state.place == kAbsent ||
@@ -241,9 +243,10 @@ Status Residency::Impl::room_for(StateRef ref) {
   // Another thread may have given some back since: the last word.
   MutexLock lock(mutex_);
   State& state = at(ref);
-  return take_memory(state).in(
-      state.spec.name() +
-      ": nothing more can leave memory, and it does not fit");
+  return take_memory(state)
+      .in(state.spec.name() +
+          ": nothing more can leave memory, and it does not fit")
+      .because(refusal_);
 }
 
 void Residency::Impl::unpin(StateRef ref, Use use) {
@@ -307,8 +310,6 @@ bool Residency::Impl::claim_write(StateRef ref) {
   if (state.place != kDirty || state.writers > 0) return false;
   move_to(state, kWriting);
   writing_.push_back(ref);
-  ++stats_.writes;
-  stats_.bytes_written += state.spec.bytes;
   return true;
 }
 
@@ -364,6 +365,48 @@ void Residency::Impl::land_finished() {
   });
 }
 
+std::uint64_t Residency::Impl::give_up_places(std::uint64_t bytes) {
+  std::uint64_t given = 0;
+  for (Place place : {kDirty, kResident}) {
+    for (State& state : states_) {
+      if (given >= bytes) return given;
+      if (!state.in_use || !state.placed || state.place != place) continue;
+      if (!options_.backing->discard(state.below).ok()) continue;
+      state.placed = false;
+      if (place == kResident) move_to(state, kDirty);
+      given += state.spec.bytes;
+    }
+  }
+  return given;
+}
+
+bool Residency::Impl::find_place(StateRef ref) {
+  while (true) {
+    std::uint32_t below = 0;
+    {
+      MutexLock lock(mutex_);
+      below = at(ref).below;
+    }
+    Status status = options_.backing->prepare(below);
+    MutexLock lock(mutex_);
+    State& state = at(ref);
+    state.placed = state.placed || status.ok();
+    bool refused = status.code() == Code::kNoSpace;
+    if (refused && give_up_places(state.spec.bytes) > 0) continue;
+    refusal_ = refused ? status : Status();
+    if (!refused) return true;  // the write meets other errors again
+    ++refusals_;
+    move_to(state, kDirty);
+    changed_.notify_all();
+    return false;
+  }
+}
+
+Status Residency::Impl::refusal() const {
+  MutexLock lock(mutex_);
+  return refusal_;
+}
+
 void Residency::Impl::launch(StateRef ref) {
   State* state = nullptr;
   Place place = kEmpty;
@@ -375,10 +418,13 @@ void Residency::Impl::launch(StateRef ref) {
     place = state->place;
     below = state->below;
     bytes = state->block.bytes;
-    if (place == kReading) {
-      ++stats_.reads;
-      stats_.bytes_read += state->spec.bytes;
-    }
+  }
+  if (place == kWriting && !find_place(ref)) return;
+  {
+    MutexLock lock(mutex_);
+    bool reading = place == kReading;
+    ++(reading ? stats_.reads : stats_.writes);
+    (reading ? stats_.bytes_read : stats_.bytes_written) += state->spec.bytes;
   }
   std::unique_ptr<Move> move = place == kReading
                                    ? options_.backing->read(below, bytes)
@@ -469,6 +515,7 @@ void Residency::evict(StateRef state) { impl_->evict(state); }
 std::uint64_t Residency::make_room(std::uint64_t bytes) {
   return impl_->make_room(bytes);
 }
+Status Residency::refusal() const { return impl_->refusal(); }
 Status Residency::flush() { return impl_->flush(); }
 Status Residency::commit(std::uint64_t step) { return impl_->commit(step); }
 Status Residency::end_step(std::uint64_t step) {

@@ -31,6 +31,7 @@ class Residency::Impl {
   void evict(StateRef ref);
   // Of states with that home only, or of all that can go.
   std::uint64_t make_room(std::uint64_t bytes, std::optional<Home> home = {});
+  Status refusal() const;
   Status flush();
   Status commit(std::uint64_t step);
   bool due(std::uint64_t step) const;
@@ -58,6 +59,7 @@ class Residency::Impl {
     bool leaving = false;  // drop it when nobody uses it
     bool awaited = false;  // prefetched, and not used since
     bool removed = false;
+    bool placed = false;  // it has a place below, with or without content
     bool in_use = false;  // else the entry is free
 
     bool moving() const {
@@ -92,6 +94,11 @@ class Residency::Impl {
       ZINF_REQUIRES(mutex_);
 
   void launch(StateRef ref) ZINF_EXCLUDES(mutex_);
+  // A place below for what is to be written. When there is none, states in
+  // memory give up theirs: what they have there is old or can be written again.
+  // False: it is kDirty again.
+  bool find_place(StateRef ref) ZINF_EXCLUDES(mutex_);
+  std::uint64_t give_up_places(std::uint64_t bytes) ZINF_REQUIRES(mutex_);
   // Waits for the state's move, if there is one, and lands it. The bytes that
   // its drop gave back.
   std::uint64_t wait_for(StateRef ref) ZINF_EXCLUDES(mutex_);
@@ -109,6 +116,8 @@ class Residency::Impl {
   std::vector<StateRef> writing_ ZINF_GUARDED_BY(mutex_);  // some are over
   std::uint64_t clock_ ZINF_GUARDED_BY(mutex_) = 0;
   std::uint64_t awaited_bytes_ ZINF_GUARDED_BY(mutex_) = 0;  // kAway only
+  Status refusal_ ZINF_GUARDED_BY(mutex_);  // of the last find_place()
+  std::uint64_t refusals_ ZINF_GUARDED_BY(mutex_) = 0;
   ResidencyStats stats_ ZINF_GUARDED_BY(mutex_);
 };
 

@@ -34,10 +34,13 @@ std::uint64_t Residency::Impl::make_room(std::uint64_t bytes,
                                          std::optional<Home> home) {
   std::uint64_t freed = 0;
   while (true) {
+    std::uint64_t refusals = 0;
+    std::uint64_t freed_before = freed;
     std::vector<StateRef> moving;
     std::vector<StateRef> claimed;
     {
       MutexLock lock(mutex_);
+      refusals = refusals_;
       std::uint64_t before = stats_.memory_bytes;
       land_finished();
       for (StateRef ref : by_worth(kResident, home)) {
@@ -65,6 +68,9 @@ std::uint64_t Residency::Impl::make_room(std::uint64_t bytes,
       if (freed >= bytes) break;
       freed += wait_for(ref);
     }
+    MutexLock lock(mutex_);
+    // Those that find no room below would be tried again and again.
+    if (freed == freed_before && refusals_ != refusals) return freed;
   }
 }
 

@@ -27,6 +27,21 @@ namespace {
 constexpr std::uint64_t kAlign = kUnit;
 constexpr std::uint64_t kMeasuredBytes = 64 * kMiB;
 
+// What a limit holds besides the volume: the directory and its lock, and what
+// the file system needs to know where the volume's pieces are (ext4: a page for
+// every 340 of them).
+constexpr std::uint64_t kBesides = 64 * kKiB;
+constexpr std::uint64_t kVolumePerPieces = 512;
+
+// The largest volume that a limit allows, and the limit that a volume needs.
+std::uint64_t volume_within(std::uint64_t limit) {
+  std::uint64_t besides = kBesides + limit / kVolumePerPieces;
+  return limit - std::min(limit, besides);
+}
+std::uint64_t limit_for(std::uint64_t volume) {
+  return volume + kBesides + volume / (kVolumePerPieces - 1) + kUnit;
+}
+
 Uuid make_uuid() {
   std::random_device random;
   Uuid uuid{};
@@ -88,7 +103,7 @@ Volumes::Volumes(const StoreOptions& options)
     : on_disk_(options.io.backend != io::Backend::kMemory),
       advice_(options.durability.once ? "free space or save elsewhere"
               : options.kept == 0
-                  ? "free space or name more paths"
+                  ? "free space, raise the limit or name more paths"
                   : "free space, name more paths or keep fewer versions") {}
 
 PageBuffer::PageBuffer(std::size_t bytes)
@@ -184,27 +199,37 @@ Status Volumes::make_files(const StoreOptions& options) {
   return write_headers(options, capacity);
 }
 
-// How large each volume can be; paths on one disk share what it has evenly.
+// How large each volume can be. Paths on one disk share what it has evenly, but
+// what one may not take is left to the others.
 Result<std::vector<std::uint64_t>> Volumes::find_room() const {
   std::vector<std::uint64_t> room(volumes_.size(), std::uint64_t{INT64_MAX});
-  std::vector<std::uint64_t> devices(volumes_.size());
-  std::map<std::uint64_t, std::uint64_t> sharers;
-  for (std::size_t i = 0; on_disk_ && i < volumes_.size(); ++i) {
-    const std::string& path = volumes_[i].directory;
-    struct statvfs disk{};
-    struct stat info{};
-    if (statvfs(path.c_str(), &disk) != 0 || stat(path.c_str(), &info) != 0) {
-      return Status::system("inspect", path, errno);
-    }
-    room[i] = std::uint64_t{disk.f_bavail} * disk.f_frsize;
-    devices[i] = info.st_dev;
-    ++sharers[info.st_dev];
-  }
+  std::map<std::uint64_t, std::vector<std::size_t>> sharers;
+  std::map<std::uint64_t, std::uint64_t> free;
   for (std::size_t i = 0; i < volumes_.size(); ++i) {
     const Volume& volume = volumes_[i];
-    if (on_disk_) room[i] = room[i] / sharers[devices[i]] + volume.file.bytes();
-    if (volume.limit_bytes != 0)
-      room[i] = std::min(room[i], volume.limit_bytes);
+    if (volume.limit_bytes != 0) room[i] = volume_within(volume.limit_bytes);
+    if (!on_disk_) continue;
+    struct statvfs disk{};
+    struct stat info{};
+    const char* path = volume.directory.c_str();
+    if (statvfs(path, &disk) != 0 || stat(path, &info) != 0) {
+      return Status::system("inspect", path, errno);
+    }
+    free[info.st_dev] = std::uint64_t{disk.f_bavail} * disk.f_frsize;
+    sharers[info.st_dev].push_back(i);
+  }
+  for (auto& [device, paths] : sharers) {
+    auto more = [&](std::size_t i) {  // than it has, within its limit
+      return room[i] - std::min(room[i], volumes_[i].file.bytes());
+    };
+    std::ranges::sort(paths, {}, more);
+    std::uint64_t left = free[device];
+    for (std::size_t taken = 0; taken < paths.size(); ++taken) {
+      std::size_t i = paths[taken];
+      std::uint64_t share = std::min(left / (paths.size() - taken), more(i));
+      room[i] = volumes_[i].file.bytes() + share;
+      left -= share;
+    }
   }
   return room;
 }
@@ -229,9 +254,16 @@ Result<std::vector<std::uint64_t>> Volumes::share_out(
   std::string text =
       strf("the store needs %s", format_bytes(sum(now) + more).c_str());
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    text += strf("%s %s: %s needed, %s found", i == 0 ? ":" : ",",
-                 volumes_[i].directory.c_str(), format_bytes(sizes[i]).c_str(),
-                 format_bytes(room[i]).c_str());
+    text += strf("%s %s: ", i == 0 ? ":" : ",", volumes_[i].directory.c_str());
+    std::uint64_t limit = volumes_[i].limit_bytes;
+    if (limit == 0 || room[i] < volume_within(limit)) {
+      text += strf("%s needed, %s found", format_bytes(sizes[i]).c_str(),
+                   format_bytes(room[i]).c_str());
+    } else {
+      text += strf("%s needed, %s found (its limit)",
+                   format_bytes(limit_for(sizes[i])).c_str(),
+                   format_bytes(limit).c_str());
+    }
   }
   return Status::error(Code::kNoSpace, text + "; " + advice_);
 }
@@ -411,7 +443,13 @@ Status Volumes::sort_by(const std::vector<VolumeHeader>& headers) {
 Status Volumes::measure(const StoreOptions& options) {
   bool given = std::all_of(volumes_.begin(), volumes_.end(),
                            [](const Volume& v) { return v.weight > 0; });
-  bool measured = !given && volumes_.size() > 1 && on_disk_ &&
+  // Within every limit: what is measured takes space too.
+  bool allowed =
+      std::all_of(volumes_.begin(), volumes_.end(), [](const Volume& v) {
+        return v.limit_bytes == 0 ||
+               volume_within(v.limit_bytes) >= kMeasuredBytes;
+      });
+  bool measured = !given && allowed && volumes_.size() > 1 && on_disk_ &&
                   options.access == Access::kWrite;
   weights_.clear();
   for (Volume& volume : volumes_) {

@@ -13,10 +13,11 @@
 #include "adapters/torch/api/engine_impl.h"
 #include "adapters/torch/api/live.h"
 #include "adapters/torch/backward.h"
-#include "adapters/torch/budget.h"
 #include "adapters/torch/engine.h"
 #include "adapters/torch/error.h"
+#include "adapters/torch/manager.h"
 #include "adapters/torch/split_master.h"
+#include "adapters/torch/training_budget.h"
 #include "src/base/strf.h"
 #include "zinf/thread_pool.h"
 
@@ -81,6 +82,27 @@ std::vector<at::Tensor> due(const AdamW& optimizer,
   return found;
 }
 
+// Refuses budgets that cannot work.
+void check_budgets(const AdamW& optimizer) {
+  const AdamWOptions& options = options_of(optimizer.defaults());
+  std::vector<at::Tensor> parameters = all_parameters(optimizer);
+  for (const auto& manager : managers_of(parameters)) {
+    if (manager == nullptr) continue;
+    TrainingPlan plan;
+    plan.split = options.master() == "split";
+    plan.waiting =
+        options.update() == "step" || options.max_grad_norm().has_value();
+    for (const at::Tensor& parameter : parameters) {
+      if (manager_of(parameter) != manager) continue;
+      plan.parameters.push_back(parameter);
+      if (find_state(optimizer, parameter) == nullptr) {
+        plan.fresh.push_back(parameter);
+      }
+    }
+    check_training(*manager, plan);
+  }
+}
+
 void prepare_state(AdamW& optimizer, const at::Tensor& parameter) {
   if (parameter.scalar_type() != at::kFloat && !is_narrow(parameter)) {
     refuse(strf("zinf::AdamW takes float32, bfloat16 and float16, not %s",
@@ -114,14 +136,6 @@ ThreadPool* pool_of(AdamWImpl& impl) {
   return impl.pool.get();
 }
 
-void check_budget_of(const AdamW& optimizer) {
-  const AdamWOptions& options = options_of(optimizer.defaults());
-  check_budget(all_parameters(optimizer),
-               {.split = options.master() == "split",
-                .waiting = options.update() == "step" ||
-                           options.max_grad_norm().has_value()});
-}
-
 }  // namespace
 
 void check_usable(const AdamW& optimizer) {
@@ -137,7 +151,8 @@ void heal(AdamW& optimizer) {
   if (impl.backward != nullptr) impl.backward->end_step({});
 }
 
-void prepare(AdamW& optimizer, const std::vector<at::Tensor>& parameters) {
+void prepare(AdamW& optimizer, const std::vector<at::Tensor>& parameters,
+             bool check) {
   bool all_have_states = true;
   for (const at::Tensor& parameter : parameters) {
     if (parameter.grad().is_sparse()) {
@@ -147,7 +162,7 @@ void prepare(AdamW& optimizer, const std::vector<at::Tensor>& parameters) {
     }
     all_have_states &= find_state(optimizer, parameter) != nullptr;
   }
-  if (!all_have_states) check_budget_of(optimizer);
+  if (check && !all_have_states) check_budgets(optimizer);
   for (const at::Tensor& parameter : parameters) {
     prepare_state(optimizer, parameter);
   }
@@ -189,7 +204,7 @@ AdamW::AdamW(const std::vector<OptimizerParamGroup>& param_groups,
     impl_->backward = make_backward_update(*this);
   }
   for (const auto& group : param_groups) add_param_group(group);
-  check_budget_of(*this);
+  check_budgets(*this);
   note_optimizer(this);
 }
 
@@ -248,6 +263,9 @@ torch::Tensor AdamW::step(LossClosure closure) {
     throw;
   }
   if (impl_->backward != nullptr) impl_->backward->end_step(updated);
+  for (const auto& manager : managers_of(updated)) {
+    if (manager != nullptr) manager->count_step();
+  }
   return loss;
 }
 

@@ -7,11 +7,41 @@
 #include "adapters/torch/engine.h"
 #include "adapters/torch/hooks.h"
 #include "adapters/torch/manager.h"
+#include "adapters/torch/training_budget.h"
 
 namespace zinf {
 namespace {
 
 using torch::autograd::PostAccumulateGradHook;
+
+void update_one(AdamW& optimizer, BackwardUpdate& backward, std::size_t group,
+                const at::Tensor& parameter) {
+  AdamOptions options = backward.begin_update(
+      group, adam_options(optimizer.param_groups().at(group)));
+  update(optimizer, options, {parameter}, /*clip=*/1);
+  backward.end_update(parameter);
+}
+
+std::size_t group_of(AdamW& optimizer, const at::Tensor& parameter) {
+  const auto& groups = optimizer.param_groups();
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    for (const at::Tensor& its : groups[i].params()) {
+      if (its.is_same(parameter)) return i;
+    }
+  }
+  return groups.size();
+}
+
+void update_deferred(AdamW& optimizer, const std::vector<at::Tensor>& deferred) {
+  at::NoGradGuard no_grad;
+  AdamWImpl& impl = AdamWImpl::of(optimizer);
+  std::lock_guard lock(impl.updating);
+  prepare(optimizer, deferred);
+  for (const at::Tensor& parameter : deferred) {
+    update_one(optimizer, *impl.backward, group_of(optimizer, parameter),
+               parameter);
+  }
+}
 
 // The parameter of one group of an optimizer, which is there while `update` is.
 class UpdateHook final : public PostAccumulateGradHook {
@@ -44,11 +74,15 @@ class UpdateHook final : public PostAccumulateGradHook {
     check_usable(optimizer_);
     bool waits = options_of(optimizer_.defaults()).max_grad_norm().has_value();
     if (!backward.on_gradient(parameter, waits)) return;
-    prepare(optimizer_, {parameter});
-    AdamOptions options = backward.begin_update(
-        group_, adam_options(optimizer_.param_groups().at(group_)));
-    update(optimizer_, options, {parameter}, /*clip=*/1);
-    backward.end_update(parameter);
+    bool split = options_of(optimizer_.defaults()).master() == "split";
+    if (find_state(optimizer_, parameter) == nullptr && parameter.is_cpu() &&
+        !update_bytes(parameter, split).weight_stays) {
+      check_first_update(parameter, split);
+      backward.defer(parameter);
+      return;
+    }
+    prepare(optimizer_, {parameter}, /*check=*/false);
+    update_one(optimizer_, backward, group_, parameter);
   }
 
   AdamW& optimizer_;
@@ -75,6 +109,9 @@ std::unique_ptr<PostAccumulateGradHook> take_hook(const at::Tensor& parameter) {
 std::shared_ptr<BackwardUpdate> make_backward_update(AdamW& optimizer) {
   return std::make_shared<BackwardUpdate>(
       options_of(optimizer.defaults()).micro_batches(),
+      [&optimizer](const std::vector<at::Tensor>& deferred) {
+        update_deferred(optimizer, deferred);
+      },
       [&optimizer](const std::string& why) {
         AdamWImpl::of(optimizer).failure = why;
         for (const auto& manager : managers_of(all_parameters(optimizer))) {

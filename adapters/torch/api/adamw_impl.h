@@ -57,8 +57,9 @@ void check_usable(const AdamW& optimizer);
 void heal(AdamW& optimizer);
 
 // Of parameters with gradients. prepare() refuses what can be refused, before
-// anything is changed.
-void prepare(AdamW& optimizer, const std::vector<at::Tensor>& parameters);
+// anything is changed; budgets only with `check`.
+void prepare(AdamW& optimizer, const std::vector<at::Tensor>& parameters,
+             bool check = true);
 void update(AdamW& optimizer, const AdamOptions& options,
             const std::vector<at::Tensor>& parameters, float clip);
 

@@ -24,7 +24,7 @@ T ok(Result<T> result) {
 class HostMemoryTest : public testing::Test {
  protected:
   std::shared_ptr<HostTier> tier(const std::shared_ptr<HostMemory>& memory) {
-    return ok(HostTier::create(memory, {.nvme = {dir_.path()}}, nullptr));
+    return ok(HostTier::create(memory, {.nvme = {{dir_.path()}}}, nullptr));
   }
   static StateRef add(HostTier& tier, int value, Role role = Role::kWeight) {
     StateSpec spec{.unit = std::to_string(value),

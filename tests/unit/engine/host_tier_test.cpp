@@ -36,7 +36,7 @@ class HostTierTest : public testing::Test {
     return ok(HostTier::create(ok(HostMemory::create(limit_bytes)), options,
                                nullptr));
   }
-  HostTierOptions on_disk() { return {.nvme = {dir_.path()}}; }
+  HostTierOptions on_disk() { return {.nvme = {{dir_.path()}}}; }
 
   static StateRef add(HostTier& tier, int value, Role role = Role::kWeight) {
     StateRef ref = ok(tier.add(spec(std::to_string(value)), role, nullptr));
@@ -121,7 +121,7 @@ TEST_F(HostTierTest, RoomOnADiskIsRefusedBeforeItIsNeeded) {
 }
 
 TEST_F(HostTierTest, BadOptionsAreToldAllAtOnce) {
-  HostTierOptions options{.nvme = {"/no/such/place"}, .states = Where::kNvme};
+  HostTierOptions options{.nvme = {{"/no/such/place"}}, .states = Where::kNvme};
   Status status = options.validate();
   EXPECT_EQ(status.code(), Code::kInvalid);
   EXPECT_NE(status.text().find("/no/such/place"), std::string::npos);

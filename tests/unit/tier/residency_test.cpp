@@ -200,6 +200,7 @@ TEST(PlacesTest, OnlyTheArrowsOfTheNoteAreAllowed) {
                                                     {kDirty, kWriting},
                                                     {kWriting, kResident},
                                                     {kWriting, kFailed},
+                                                    {kWriting, kDirty},
                                                     {kFailed, kDirty},
                                                     // rollback
                                                     {kEmpty, kEmpty},

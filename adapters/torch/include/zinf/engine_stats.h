@@ -20,6 +20,14 @@ struct EngineStats {
       0;                    // reads that an operator waited for from the start
   std::uint64_t drops = 0;  // units that left memory
   std::uint64_t nvme_bytes = 0;  // of the files on NVMe
+  // Wear. The rates are those since the first step's end; a life is
+  // nvme_endurance_bytes written, 1 is all of it.
+  std::uint64_t steps = 0;  // of optimizers
+  std::uint64_t nvme_write_bytes_per_step = 0;
+  double nvme_write_tb_per_day = 0;
+  std::uint64_t nvme_endurance_bytes = 0;  // what the drives are rated for
+  double nvme_life_per_day = 0;
+  double nvme_life_per_year = 0;
   // host_memory, and what tensors and states of the process hold of it.
   std::uint64_t host_limit_bytes = 0;
   std::uint64_t host_used_bytes = 0;
