@@ -54,4 +54,5 @@ PYBIND11_MODULE(_C, module) {
   add_budget_error(module);
   zinf::bind_adam(module);
   zinf::bind_engine(module);
+  zinf::bind_faults(module);
 }
