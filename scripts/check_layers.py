@@ -20,13 +20,13 @@ ALLOWED = {
     "cli": {"src/base"},
     "adapters/emulated": {"src/base"},
     "adapters/torch": {"src/base", "src/engine", "src/io", "src/mem", "src/optim", "src/tier"},
-    "python/src": {"src/base", "adapters/emulated", "adapters/torch", "src/optim"},
+    "python/src": {"src/base", "adapters/emulated", "adapters/torch", "src/io", "src/optim"},
 }
 
 # Which folder a public header belongs to.
 PUBLIC = {
     "src/base": {"bytes", "log", "machine", "status", "thread_pool", "version"},
-    "src/io": {"disk", "io", "io_bench", "memory_disk"},
+    "src/io": {"disk", "fault_injector", "io", "io_bench", "memory_disk"},
     "src/mem": {"arena", "budget", "slab"},
     "src/optim": {"adam", "cast", "dtype"},
     "src/sched": {"plan", "trace", "trace_book"},

@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <numeric>
 #include <span>
+#include <string>
+#include <utility>
 
 #include "adapters/torch/pins.h"
 #include "adapters/torch/split_master.h"
@@ -46,6 +48,22 @@ std::string describe(const StateSpec& spec) {
   return text + "]";
 }
 
+// Removes a store that nobody has open any more; also when a tensor that could
+// not be read throws.
+class Removal {
+ public:
+  explicit Removal(std::string path) : path_(std::move(path)) {}
+  ~Removal() {
+    if (!path_.empty()) (void)remove_store(path_);
+  }
+  Removal(const Removal&) = delete;
+  Removal& operator=(const Removal&) = delete;
+  void cancel() { path_.clear(); }
+
+ private:
+  std::string path_;
+};
+
 Status save_into(Store& store, const std::vector<NamedTensor>& tensors,
                  std::uint64_t step, const std::string& extra) {
   for (const NamedTensor& named : tensors) {
@@ -57,7 +75,7 @@ Status save_into(Store& store, const std::vector<NamedTensor>& tensors,
     pins.take(whole, Use::kRead);
     std::span<const std::byte> bytes(
         static_cast<const std::byte*>(whole.const_data_ptr()), whole.nbytes());
-    ZINF_TRY(store.put(id, bytes).wait().in("save " + named.unit));
+    ZINF_TRY(store.put(id, bytes).wait().in("save " + spec_of(named).name()));
   }
   ZINF_TRY(store.set_extra(std::as_bytes(std::span(extra))));
   ZINF_TRY(store.commit(step));
@@ -87,17 +105,16 @@ Status save_tensors(const std::string& path,
   for (const NamedTensor& named : tensors) {
     options.state_bytes += bytes_of(named);
   }
+  Removal removal(unfinished);
   ZINF_ASSIGN(std::unique_ptr<Store> store, Store::create(options));
-  Status status = save_into(*store, tensors, step, extra);
+  ZINF_TRY(save_into(*store, tensors, step, extra));
   store.reset();
-  if (status.ok()) {
-    std::filesystem::rename(unfinished, path, error);
-    if (!error) return {};
-    status =
-        Status::system("rename " + unfinished + " to", path, error.value());
+  std::filesystem::rename(unfinished, path, error);
+  if (error) {
+    return Status::system("rename " + unfinished + " to", path, error.value());
   }
-  (void)remove_store(unfinished);
-  return status;
+  removal.cancel();
+  return {};
 }
 
 Result<std::unique_ptr<TensorReader>> TensorReader::open(
@@ -109,6 +126,7 @@ Result<std::unique_ptr<TensorReader>> TensorReader::open(
   options.verify = Verify::kAlways;
   ZINF_ASSIGN(reader->store_, Store::open(options));
   ZINF_ASSIGN(VersionInfo version, reader->store_->find_version(kVersionName));
+  ZINF_TRY(version.damage.in("version " + version.label()));
   reader->path_ = path;
   reader->step_ = version.step;
   reader->states_ = reader->store_->states();

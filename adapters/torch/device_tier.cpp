@@ -44,7 +44,7 @@ Allocate device_memory(Budget budget, c10::Device device) {
     c10::DataPtr memory;
   };
   return [budget, device](std::size_t bytes) -> Result<Block> {
-    ZINF_ASSIGN(Reservation reservation, budget.reserve(Tag::kWeight, bytes));
+    ZINF_ASSIGN(Reservation reservation, budget.reserve(Tag::kUnit, bytes));
     c10::DeviceGuard guard(device);
     try {
       auto owner = std::make_shared<Owner>(
@@ -59,10 +59,10 @@ Allocate device_memory(Budget budget, c10::Device device) {
 }
 
 Role role_of(const StateSpec& spec) {
-  for (Role role : {Role::kState, Role::kGrad}) {
+  for (Role role : {Role::kWeight, Role::kGrad}) {
     if (spec.state == role_name(role)) return role;
   }
-  return Role::kWeight;
+  return Role::kState;  // each has its own name
 }
 
 DeviceCopies copies_to(c10::Device device) {

@@ -78,12 +78,12 @@ std::vector<std::shared_ptr<Manager>> managers_of(
 void adopt_parameter(const std::shared_ptr<Manager>& manager,
                      const at::Tensor& tensor, const std::string& name,
                      std::size_t tensors, bool later) {
-  bool adopted = manager->adopt(tensor, Role::kWeight, name, tensors);
+  bool adopted = manager->adopt(tensor, Role::kWeight, {name}, tensors);
   if (Unit* unit = Unit::of(tensor)) {
     unit->set_parameter();
-    if (unit->name() != name) unit->set_name(name);
+    unit->set_parameter_name(name);
   }
-  if (!adopted && later) manager->offer(tensor, Role::kWeight, name);
+  if (!adopted && later) manager->offer(tensor, Role::kWeight, {name});
   watch_gradients(manager, tensor);
 }
 
@@ -104,16 +104,30 @@ bool adopt_parameters(
   return all;
 }
 
+UnitName grad_name(const at::Tensor& parameter) {
+  Unit* unit = Unit::of(parameter);
+  return {unit != nullptr ? unit->full_name().parameter : "a parameter",
+          std::string(role_name(Role::kGrad))};
+}
+
+void adopt_state(const at::Tensor& parameter, const at::Tensor& state,
+                 const std::string& name) {
+  Unit* unit = Unit::of(parameter);
+  if (unit == nullptr || unit->manager()->closed()) return;
+  unit->manager()->adopt(state, Role::kState,
+                         {unit->full_name().parameter, name});
+}
+
 void offer_gradient(const at::Tensor& parameter) {
   std::shared_ptr<Manager> manager = manager_of(parameter);
   if (manager->closed() || !parameter.grad().defined()) return;
-  manager->offer(parameter.grad(), Role::kGrad, "gradient");
+  manager->offer(parameter.grad(), Role::kGrad, grad_name(parameter));
 }
 
 void consume_gradient(const at::Tensor& parameter) {
   Unit* unit = Unit::of(parameter);
-  parameter.mutable_grad() = Unit::consumed(unit->manager(), parameter.grad(),
-                                            "gradient of " + unit->name());
+  parameter.mutable_grad() =
+      Unit::consumed(unit->manager(), parameter.grad(), grad_name(parameter));
 }
 
 bool is_consumed(const at::Tensor& grad) {

@@ -15,6 +15,7 @@ namespace zinf {
 
 class Manager;
 struct EngineOptions;
+struct UnitName;
 
 // The manager of a new engine, with operators and assignments watched. Throws
 // what is wrong with the options.
@@ -39,6 +40,14 @@ void adopt_parameter(const std::shared_ptr<Manager>& manager,
 bool adopt_parameters(
     const std::shared_ptr<Manager>& manager,
     const std::vector<std::pair<std::string, at::Tensor>>& named);
+
+// How messages call the gradient of a parameter.
+UnitName grad_name(const at::Tensor& parameter);
+
+// What an optimizer keeps for a parameter lives where the parameter's engine
+// has its states; nothing happens without one.
+void adopt_state(const at::Tensor& parameter, const at::Tensor& state,
+                 const std::string& name);
 
 // A managed parameter's gradient may leave memory from now on.
 void offer_gradient(const at::Tensor& parameter);

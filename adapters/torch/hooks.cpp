@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "adapters/torch/engine.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/pins.h"
 
@@ -20,13 +21,13 @@ class DataHooks final : public at::impl::VariableHooksInterface {
   void set_data(const TensorBase& to, const TensorBase& from) const override {
     std::shared_ptr<Manager> manager;
     Role role = Role::kWeight;
-    std::string name;
+    UnitName name;
     bool is_parameter = false;
     if (to.defined() && to.has_storage()) {
       if (Unit* unit = Unit::of(to.storage().unsafeGetStorageImpl())) {
         manager = unit->manager();
         role = unit->role();
-        name = unit->name();
+        name = unit->full_name();
         is_parameter = unit->is_parameter();
         if (unit->is_watched()) {
           Pins pins;
@@ -132,7 +133,7 @@ class GradHook final : public torch::autograd::PostAccumulateGradHook {
     auto manager = manager_.lock();
     if (!manager || manager->closed()) return;
     const at::Tensor& grad = leaf.grad();
-    if (grad.defined()) manager->offer(grad, Role::kGrad, "gradient");
+    if (grad.defined()) manager->offer(grad, Role::kGrad, grad_name(leaf));
   }
 
  private:

@@ -87,7 +87,7 @@ void InitMode::Inside::adopt_results(const c10::OperatorHandle& op,
         Unit::of(tensor.storage().unsafeGetStorageImpl()) != nullptr) {
       continue;
     }
-    if (manager_->adopt(tensor, Role::kWeight, "tensor")) {
+    if (manager_->adopt(tensor, Role::kWeight, {"tensor"})) {
       auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
           tensor.storage().unsafeGetStorageImpl());
       state->born.push_back(

@@ -106,28 +106,30 @@ Home Manager::home_of(Role role, c10::Device device) {
 }
 
 Reservation Manager::count(const c10::DataPtr& pointer, std::uint64_t bytes,
-                           bool stays) {
+                           bool stays, const std::string& name) {
   c10::Device device = pointer.device();
   HostMemory& memory = tier_->memory();
   // The arena has paid for it.
   if (device.is_cpu() && memory.arena().owns(pointer.get())) return {};
   if (stays) {
-    auto reservation = memory.budget().reserve(Tag::kWeight, bytes);
+    auto reservation = memory.budget().reserve(Tag::kUnit, bytes);
     throw_if_error(reservation.status().in(
-        "a tensor that is to stay in host memory does not fit (raise "
+        name +
+        " is to stay in host memory and does not fit (raise "
         "host_memory, or give nvme=)"));
     return std::move(reservation).value();
   }
-  if (device.is_cpu()) return memory.reserve_or_exceed(Tag::kWeight, bytes);
-  return device_tier(device).count(Tag::kWeight, bytes);
+  if (device.is_cpu()) return memory.reserve_or_exceed(Tag::kUnit, bytes);
+  return device_tier(device).count(Tag::kUnit, bytes);
 }
 
 bool Manager::adopt(const at::TensorBase& tensor, Role role,
-                    const std::string& name, std::size_t tensors) {
+                    const UnitName& name, std::size_t tensors) {
   if (in_forked_child()) {
     throw Error(Status::error(Code::kInvalid,
-                              name + " cannot be managed in a forked child: "
-                                     "use the spawn start method"));
+                              name.text() +
+                                  " cannot be managed in a forked child: use "
+                                  "the spawn start method"));
   }
   if (Unit* unit = Unit::of(tensor)) {
     add_keys(*tensor.unsafeGetTensorImpl());
@@ -144,7 +146,7 @@ bool Manager::adopt(const at::TensorBase& tensor, Role role,
 }
 
 void Manager::offer(const at::TensorBase& tensor, Role role,
-                    const std::string& name) {
+                    const UnitName& name) {
   // Where nothing ever moves, a gradient is an ordinary tensor.
   if (role == Role::kGrad && !has_limits()) return;
   adopt_offered();

@@ -47,11 +47,11 @@ class Manager : public std::enable_shared_from_this<Manager> {
 
   // Makes the tensor's storage a unit if nobody else uses it: false when it
   // was left as it is (and false for what can never be one).
-  bool adopt(const at::TensorBase& tensor, Role role, const std::string& name,
+  bool adopt(const at::TensorBase& tensor, Role role, const UnitName& name,
              std::size_t tensors = 1);
   // The same, now or when others have let go of its storage: autograd of a
   // gradient, a loader of a weight.
-  void offer(const at::TensorBase& tensor, Role role, const std::string& name);
+  void offer(const at::TensorBase& tensor, Role role, const UnitName& name);
   void adopt_offered();
 
   // Every unit's storage gets its content as ordinary memory. What does not
@@ -89,8 +89,8 @@ class Manager : public std::enable_shared_from_this<Manager> {
   // Bytes of the device's budget, or the CPU's, for memory that a tensor has
   // already. What can leave memory later may exceed the budget for a moment;
   // what stays is refused when it does not fit.
-  Reservation count(const c10::DataPtr& memory, std::uint64_t bytes,
-                    bool stays);
+  Reservation count(const c10::DataPtr& memory, std::uint64_t bytes, bool stays,
+                    const std::string& name);
 
   // Operators over lists of tensors take so many bytes of units at a time: a
   // part of the budget; 0: one unit.
@@ -126,7 +126,7 @@ class Manager : public std::enable_shared_from_this<Manager> {
   struct Offer {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     Role role;
-    std::string name;
+    UnitName name;
   };
   std::vector<Offer> offered_;
 };

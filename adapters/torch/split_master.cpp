@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 
+#include "adapters/torch/engine.h"
 #include "adapters/torch/error.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/pins.h"
@@ -41,7 +42,7 @@ std::shared_ptr<SplitMaster> SplitMaster::create(const at::Tensor& weight) {
   std::shared_ptr<SplitMaster> master(new SplitMaster());
   Unit* unit = Unit::of(weight);
   master->low_ = like(weight, at::kUInt16).zero_();
-  unit->manager()->adopt(master->low_, Role::kState, "low");
+  adopt_state(weight, master->low_, "low");
   if (unit->is_watched()) {
     Pins pins;  // the last thing that another optimizer's master hears
     pins.take(weight, Use::kChange);
@@ -65,6 +66,14 @@ at::Tensor SplitMaster::join(const at::Tensor& weight) {
   return joined_;
 }
 
+at::Tensor SplitMaster::renew(const at::Tensor& weight) {
+  std::lock_guard use(use_mutex_);
+  std::lock_guard lock(mutex_);
+  if (!joined_.defined())
+    set_joined(like(weight, at::kFloat), Unit::of(weight));
+  return joined_;
+}
+
 at::Tensor SplitMaster::copy(const at::Tensor& weight) {
   std::lock_guard use(use_mutex_);
   join_unwatched(weight);
@@ -82,6 +91,11 @@ void SplitMaster::before_edit(Unit& unit, std::span<std::byte> weight) {
     return;
   }
   set_joined(joined_copy(weight), &unit);
+}
+
+bool SplitMaster::wants_content() {
+  std::lock_guard lock(mutex_);
+  return !joined_.defined();
 }
 
 void SplitMaster::before_end(Unit&, std::span<std::byte> weight) {
@@ -107,7 +121,8 @@ at::Tensor SplitMaster::joined_copy(std::span<const std::byte> weight) {
 
 void SplitMaster::set_joined(const at::Tensor& joined, Unit* unit) {
   if (unit != nullptr) {
-    unit->manager()->adopt(joined, Role::kState, "master");
+    unit->manager()->adopt(joined, Role::kState,
+                           {unit->full_name().parameter, "master"});
   }
   joined_ = joined;
   low_ = at::Tensor();
@@ -141,7 +156,7 @@ void SplitMaster::try_split(const at::Tensor& weight, ThreadPool* pool) {
                  static_cast<std::uint16_t*>(weight.mutable_data_ptr()),
                  static_cast<std::uint16_t*>(low.mutable_data_ptr()),
                  static_cast<std::size_t>(weight.numel()), pool);
-    unit->manager()->adopt(low, Role::kState, "low");
+    adopt_state(weight, low, "low");
   } catch (const std::exception&) {
     return;
   }

@@ -38,7 +38,10 @@ class SplitMaster final : public EditWatch,
   // The master in float32, which it is from now until the next update. Writing
   // to it sets the master.
   at::Tensor join(const at::Tensor& weight);
-  // The same as a tensor of its own; the master stays as it is.
+  // The same without the content, for somebody who writes all of it: heals a
+  // master, or a weight, that could not be read.
+  at::Tensor renew(const at::Tensor& weight);
+  // As join(), as a tensor of its own; the master stays as it is.
   at::Tensor copy(const at::Tensor& weight);
 
   // As adam_update() of adapters/torch/adam.h, with this as the master of the
@@ -48,6 +51,7 @@ class SplitMaster final : public EditWatch,
 
   void prefetch();
   void before_edit(Unit& unit, std::span<std::byte> weight) override;
+  bool wants_content() override;
   void before_end(Unit& unit, std::span<std::byte> weight) override;
 
  private:

@@ -78,7 +78,7 @@ Unit* Unit::of(const at::TensorBase& tensor) {
 
 Unit::Unit(std::shared_ptr<Manager> manager,
            const c10::intrusive_ptr<c10::StorageImpl>& storage, Role role,
-           std::string name)
+           UnitName name)
     : manager_(std::move(manager)),
       storage_(storage),
       device_(storage->device()),
@@ -92,12 +92,12 @@ Unit::Unit(std::shared_ptr<Manager> manager,
 Unit::~Unit() = default;
 
 void Unit::adopt(std::shared_ptr<Manager> manager, const at::TensorBase& tensor,
-                 Role role, std::string name) {
+                 Role role, UnitName name) {
   auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
       tensor.storage().unsafeGetStorageImpl());
   std::unique_ptr<Unit> unit(new Unit(manager, storage, role, std::move(name)));
-  StateSpec spec{.unit = unit->name_,
-                 .state = std::string(role_name(role)),
+  StateSpec spec{.unit = unit->name_.parameter,
+                 .state = unit->name_.state,
                  .dtype = "bytes",
                  .shape = {unit->bytes_},
                  .bytes = unit->bytes_};
@@ -121,7 +121,7 @@ void Unit::adopt(std::shared_ptr<Manager> manager, const at::TensorBase& tensor,
 }
 
 at::Tensor Unit::consumed(std::shared_ptr<Manager> manager,
-                          const at::Tensor& like, std::string name) {
+                          const at::Tensor& like, UnitName name) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), like.nbytes(),
       c10::DataPtr(nullptr, like.device()), nullptr, false);
@@ -141,9 +141,9 @@ void Unit::check_usable() const {
   if (!consumed_) return;
   throw Error(Status::error(
       Code::kInvalid,
-      name_ + " was used by the update inside backward and is gone: pass "
-              "max_grad_norm= to zinf.AdamW to clip, or choose "
-              "update=\"step\" to see gradients"));
+      name() + " was used by the update inside backward and is gone: pass "
+               "max_grad_norm= to zinf.AdamW to clip, or choose "
+               "update=\"step\" to see gradients"));
 }
 
 // The storage's memory becomes the unit's, or is copied to where it is better.
@@ -156,8 +156,8 @@ void Unit::take_content(c10::StorageImpl* storage) {
   bool in_arena = manager_->tier().memory().arena().owns(data);
   bool short_lived = stays_ || role_ == Role::kGrad || !in_arena;
   if (!device_.is_cpu() || (is_aligned(data, alignment) && short_lived)) {
-    Reservation counted =
-        manager_->count(storage->_mutable_data_ptr_no_checks(), bytes_, stays_);
+    Reservation counted = manager_->count(
+        storage->_mutable_data_ptr_no_checks(), bytes_, stays_, name());
     c10::DataPtr old = std::exchange(storage->_mutable_data_ptr_no_checks(),
                                      pointer_to(sentinel_.address()));
     residency_.give(state_,
@@ -215,7 +215,10 @@ void Unit::pin(c10::StorageImpl* storage, Use use) {
   try {
     bool change = use != Use::kRead;
     // Whoever watches needs the old content.
-    if (use == Use::kReplace && !watch_.expired()) use = Use::kChange;
+    if (use == Use::kReplace) {
+      auto watch = watch_.lock();
+      if (watch != nullptr && watch->wants_content()) use = Use::kChange;
+    }
     if (pins_ == 0) {
       Result<Pin> pin = residency_.pin(state_, use);
       throw_if_error(pin.status());
@@ -329,7 +332,7 @@ void Unit::escape(c10::StorageImpl* storage) {
   ++manager_->escapes;
   if (inside_operator()) {
     ++manager_->violations;
-    report_violation(name_);
+    report_violation(name());
   }
   Result<Pin> pin = residency_.pin(state_, Use::kChange);
   throw_if_error(pin.status());
@@ -374,7 +377,7 @@ Status Unit::release(c10::StorageImpl* storage) {
   if (consumed_) return {};
   if (in_forked_child()) {
     return Status::error(Code::kInvalid,
-                         name_ + " cannot be released in a forked child");
+                         name() + " cannot be released in a forked child");
   }
   retain();
   Status status;
@@ -396,6 +399,12 @@ Status Unit::release(c10::StorageImpl* storage) {
   return status;
 }
 
+void Unit::set_parameter_name(const std::string& parameter) {
+  if (parameter == name_.parameter) return;
+  name_.parameter = parameter;
+  if (!consumed_) residency_.rename(state_, parameter);
+}
+
 void Unit::forget() {
   if (!consumed_) residency_.remove(state_);
 }
@@ -407,7 +416,7 @@ void Unit::prefetch() {
 // Nothing can be thrown where a pointer is read: it finds NaN.
 bool Unit::serve_nothing(const std::string& why) {
   log(LogLevel::kError,
-      "%s was read through a pointer and is all NaN there: %s", name_.c_str(),
+      "%s was read through a pointer and is all NaN there: %s", name().c_str(),
       why.c_str());
   std::vector<std::byte> nan(bytes_, std::byte{0xFF});
   return sentinel_.put_copy(nan);
@@ -415,7 +424,7 @@ bool Unit::serve_nothing(const std::string& why) {
 
 bool Unit::serve_fault() {
   auto refuse = [&](const std::string& why) {
-    std::fprintf(stderr, "zinf: a pointer to %s was read: %s\n", name_.c_str(),
+    std::fprintf(stderr, "zinf: a pointer to %s was read: %s\n", name().c_str(),
                  why.c_str());
     return false;
   };
@@ -426,7 +435,7 @@ bool Unit::serve_fault() {
   if (consumed_) return serve_nothing("the update inside backward has used it");
   if (inside_operator()) {
     ++manager_->violations;
-    report_violation(name_);
+    report_violation(name());
   }
   Result<Pin> pin = residency_.pin(state_, Use::kRead);
   if (!pin.ok()) {

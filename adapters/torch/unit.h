@@ -34,12 +34,25 @@ namespace zinf {
 class Manager;
 class Unit;
 
+// What a unit holds, and of which parameter.
+struct UnitName {
+  std::string parameter;         // "layers.0.weight"
+  std::string state = "weight";  // "grad", "exp_avg", ...
+
+  // For people: "layers.0.weight", "layers.0.weight/exp_avg".
+  std::string text() const {
+    return state == "weight" ? parameter : parameter + "/" + state;
+  }
+};
+
 // Told before a weight may be changed by others than its optimizer. Called with
 // the unit locked and its content in memory.
 class EditWatch {
  public:
   virtual ~EditWatch() = default;
   virtual void before_edit(Unit& unit, std::span<std::byte> content) = 0;
+  // Whether an edit that replaces everything needs the old content first.
+  virtual bool wants_content() = 0;
   // Of the unit: nobody tells about edits from here on. Does not throw.
   virtual void before_end(Unit& unit, std::span<std::byte> content) = 0;
 };
@@ -59,11 +72,11 @@ class Unit final : public FaultServer {
 
   // Makes the tensor's storage a unit.
   static void adopt(std::shared_ptr<Manager> manager,
-                    const at::TensorBase& tensor, Role role, std::string name);
+                    const at::TensorBase& tensor, Role role, UnitName name);
   // A tensor like this one without content, in the place of a gradient that an
   // update inside backward has used: every use of it throws.
   static at::Tensor consumed(std::shared_ptr<Manager> manager,
-                             const at::Tensor& like, std::string name);
+                             const at::Tensor& like, UnitName name);
   ~Unit() override;
 
   // A tensor on the storage that has our keys and belongs to a parameter: its
@@ -96,8 +109,9 @@ class Unit final : public FaultServer {
   void forget();    // the last thing before the end
   void prefetch();
 
-  const std::string& name() const { return name_; }
-  void set_name(std::string name) { name_ = std::move(name); }
+  std::string name() const { return name_.text(); }
+  const UnitName& full_name() const { return name_; }
+  void set_parameter_name(const std::string& parameter);
   Role role() const { return role_; }
   std::size_t bytes() const { return bytes_; }
   c10::Device device() const { return device_; }
@@ -119,7 +133,7 @@ class Unit final : public FaultServer {
   bool serve_nothing(const std::string& why);
   Unit(std::shared_ptr<Manager> manager,
        const c10::intrusive_ptr<c10::StorageImpl>& storage, Role role,
-       std::string name);
+       UnitName name);
   void take_content(c10::StorageImpl* storage);
   void check_usable() const;
 
@@ -141,7 +155,7 @@ class Unit final : public FaultServer {
   const Role role_;
   Residency& residency_;
   const bool stays_;  // its home is this memory
-  std::string name_;
+  UnitName name_;
   bool consumed_ = false;  // there is no state, and no content
   StateRef state_;
   Sentinel sentinel_;

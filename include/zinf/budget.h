@@ -25,9 +25,10 @@ enum class Tag : std::uint8_t {
   kGrad,
   kActivation,
   kStaging,
+  kUnit,  // weights, gradients and optimizer states, which share one pool
   kOther,
 };
-inline constexpr std::size_t kNumTags = 7;
+inline constexpr std::size_t kNumTags = 8;
 
 // "weight", "master", ...
 std::string_view tag_name(Tag tag);

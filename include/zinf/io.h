@@ -43,7 +43,9 @@ enum class Caching : std::uint8_t {
   kBuffered,  // through the page cache
 };
 
-enum class Operation : std::uint8_t { kRead, kWrite, kSync, kResize };
+// The last two are of whole files: a new one, and another size of an old one.
+enum class Operation : std::uint8_t { kRead, kWrite, kSync, kResize, kCreate };
+inline constexpr std::size_t kNumOperations = 5;
 std::string_view operation_name(Operation operation);  // "read", ...
 
 // A fault to inject under the checks, as a failing disk would show it.
@@ -55,6 +57,7 @@ struct Fault {
     kLost,   // nothing is transferred, but success comes back
     kDelay,  // the completion comes `delay` later
     kRate,   // completions come no faster than `bytes_per_second`; always on
+    kKill,   // the process ends at once, as by kill -9
   };
   Kind kind = Kind::kError;
   Operation on = Operation::kRead;

@@ -32,6 +32,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "zinf/slab.h"
@@ -104,6 +105,8 @@ class Backing {
 
   virtual Result<std::uint32_t> add(const StateSpec& spec) = 0;
   virtual Status remove(std::uint32_t state) = 0;
+  // How errors call the state's unit from now on, where they do.
+  virtual void rename(std::uint32_t /*state*/, const std::string& /*unit*/) {}
   // Its content does not matter any more, nor a write of it that failed.
   virtual Status discard(std::uint32_t state) = 0;
   virtual bool has_content(std::uint32_t state) const = 0;
@@ -198,13 +201,16 @@ class Residency {
                        Worth worth = Worth::kMiddle);
   // Memory with the content of a state that is empty.
   void give(StateRef state, Block block);
+  // Another name for its unit, in the texts of errors; below it keeps the old.
+  void rename(StateRef state, const std::string& unit);
   // Gives its memory and its place below back, at once or when the last pin
   // goes; a move under way is waited for.
   void remove(StateRef state);
 
-  // Waits until the state is in memory. The errors: what a move of this state
-  // has met; kNotFound without content (not with kReplace); kOverBudget when
-  // all that could be dropped is not enough.
+  // Waits until the state is in memory. The errors, which begin with the
+  // state's name: what a move of this state has met; kNotFound without content
+  // (not with kReplace); kOverBudget when all that could be dropped is not
+  // enough.
   Result<Pin> pin(StateRef state, Use use);
 
   // Starts reading if it is absent, never waits and never makes room: without

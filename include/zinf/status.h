@@ -47,7 +47,8 @@ class [[nodiscard]] Status {
   int errnum() const { return error_ ? error_->errnum : 0; }
   const std::string& text() const;
 
-  // The same error with "CONTEXT: " before its text; ok stays ok.
+  // The same error with "CONTEXT: " before its text, unless it begins so
+  // already; ok stays ok.
   Status in(std::string_view context) const;
   // The same error with " (CAUSE)" after its text, when there is a cause.
   Status because(const Status& cause) const;

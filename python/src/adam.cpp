@@ -129,6 +129,9 @@ void bind_adam(py::module_& module) {
       .def("join", &SplitMaster::join,
            "The master in float32, which it is until the next update.",
            py::arg("weight"), py::call_guard<py::gil_scoped_release>())
+      .def("renew", &SplitMaster::renew,
+           "The same for somebody who writes all of it: its content is lost.",
+           py::arg("weight"), py::call_guard<py::gil_scoped_release>())
       .def("copy", &SplitMaster::copy,
            "The master in float32; it stays split itself.", py::arg("weight"),
            py::call_guard<py::gil_scoped_release>());

@@ -91,17 +91,6 @@ void bind_engine(py::module_& module) {
       .def(
           "end_init", [](Manager&) { InitMode::end(); }, Released())
       .def(
-          "adopt",
-          [](Manager& self, const at::Tensor& tensor, const std::string& role,
-             const std::string& name, std::size_t tensors) {
-            Role which = role == "state"  ? Role::kState
-                         : role == "grad" ? Role::kGrad
-                                          : Role::kWeight;
-            return self.adopt(tensor, which, name, tensors);
-          },
-          py::arg("tensor"), py::arg("role"), py::arg("name"),
-          py::arg("tensors") = 1, Released())
-      .def(
           "adopt_parameters",
           [](const std::shared_ptr<Manager>& self,
              const std::vector<std::pair<std::string, at::Tensor>>& named) {
@@ -144,6 +133,7 @@ void bind_engine(py::module_& module) {
 
   module.def("manager_of", &manager_of);
   module.def("managers_of", &managers_of);
+  module.def("adopt_state", &adopt_state, Released());
   module.def("is_consumed", &is_consumed);
   module.def("is_managed", [](const at::Tensor& tensor) {
     return Unit::of(tensor) != nullptr;

@@ -55,4 +55,5 @@ PYBIND11_MODULE(_C, module) {
   zinf::bind_adam(module);
   zinf::bind_engine(module);
   zinf::bind_optim(module);
+  zinf::bind_faults(module);
 }

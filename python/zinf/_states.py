@@ -29,7 +29,5 @@ def copied(parameter: torch.Tensor, state: dict[str, Any]) -> dict[str, Any]:
 
 def _copy(parameter: torch.Tensor, master: _C.SplitMaster) -> torch.Tensor:
     copy = master.copy(parameter)
-    manager = _C.manager_of(parameter)
-    if manager is not None:  # all of them together need not fit in memory
-        manager.adopt(copy, "state", "master")
+    _C.adopt_state(parameter, copy, "master")  # all of them together need not fit in memory
     return copy

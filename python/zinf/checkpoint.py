@@ -50,7 +50,9 @@ def save(path: str, models: list[torch.nn.Module], optimizers: list[AdamW], extr
     _C.save_tensors(path, tensors, step, data)
 
 
-def load(path: str, models: list[torch.nn.Module], optimizers: list[AdamW]) -> tuple[int, Any]:
+def load(
+    path: str, manager: _C.Manager, models: list[torch.nn.Module], optimizers: list[AdamW]
+) -> tuple[int, Any]:
     reader, meta = _open(path)
     if len(meta["groups"]) != len(optimizers):
         raise ValueError(
@@ -65,15 +67,20 @@ def load(path: str, models: list[torch.nn.Module], optimizers: list[AdamW]) -> t
     for named in expected:
         reader.check(*named)
 
-    with _unfinished(path, optimizers):
+    with _unfinished(path, manager, optimizers):
+        # What could not be read or written before is whole again when it was replaced: so nothing here may
+        # need old content, a weight that of its master neither.
+        for optimizer in optimizers:
+            for parameter, state in optimizer.state.items():
+                _renewed(parameter, state.get("master"))
+        for named in tensors:
+            reader.read(*named)
         for index, (optimizer, steps) in enumerate(zip(optimizers, meta["steps"], strict=True)):
             _prepare_states(models, optimizer, steps)
             for name, key, parameter, value in _states(models, optimizer, index):
-                if isinstance(value, _C.SplitMaster):
-                    value = value.join(parameter)
-                tensors.append((name, key, value))
-        for named in tensors:
-            reader.read(*named)
+                reader.read(name, key, _renewed(parameter, value))
+    for model in models:
+        model.zero_grad()  # of a step that the saved run has not begun
     for optimizer in optimizers:
         optimizer._heal()
     for optimizer, groups, steps in zip(optimizers, meta["groups"], meta["steps"], strict=True):
@@ -87,27 +94,39 @@ def load(path: str, models: list[torch.nn.Module], optimizers: list[AdamW]) -> t
     return reader.step, meta["extra"]
 
 
-def load_weights(path: str, models: list[torch.nn.Module], optimizers: list[AdamW]) -> tuple[int, Any]:
+def load_weights(
+    path: str, manager: _C.Manager, models: list[torch.nn.Module], optimizers: list[AdamW]
+) -> tuple[int, Any]:
     """Weights and buffers alone: what the optimizers have stays."""
     reader, meta = _open(path)
     tensors = _model_tensors(models)
     for named in tensors:
         reader.check(*named)
-    with _unfinished(path, optimizers):
+    with _unfinished(path, manager, optimizers):
         for named in tensors:
             reader.read(*named)
     return reader.step, meta["extra"]
 
 
 @contextlib.contextmanager
-def _unfinished(path: str, optimizers: list[AdamW]) -> Iterator[None]:
-    """Nobody trains with what an exception inside it leaves behind."""
+def _unfinished(path: str, manager: _C.Manager, optimizers: list[AdamW]) -> Iterator[None]:
+    """Nobody uses what an exception inside it leaves behind."""
+    why = f"engine.load({path!r}) was not finished"
     before = [optimizer._failure for optimizer in optimizers]
     for optimizer in optimizers:
-        optimizer._failure = f"engine.load({path!r}) was not finished"
-    yield
+        optimizer._failure = why
+    try:
+        yield
+    except BaseException:
+        manager.fail(why)
+        raise
     for optimizer, failure in zip(optimizers, before, strict=True):
         optimizer._failure = failure
+
+
+def _renewed(parameter: torch.Tensor, value: Any) -> Any:
+    """Of a split master a tensor that may be written to."""
+    return value.renew(parameter) if isinstance(value, _C.SplitMaster) else value
 
 
 def _open(path: str) -> tuple[_C.TensorReader, dict[str, Any]]:

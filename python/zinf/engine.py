@@ -149,10 +149,10 @@ class Engine:
                 _C.release(parameter)
         except RuntimeError:
             self._adopt_parameters(model)
-            for _, state in states:
+            for parameter, state in states:
                 for name, value in state.items():
                     if name != "step":
-                        self._manager.adopt(value, "state", name)
+                        _C.adopt_state(parameter, value, name)
             raise
         for module in model.modules():
             self._released.add(module)
@@ -207,7 +207,7 @@ class Engine:
         load = checkpoint.load if only is None else checkpoint.load_weights
         failure = self._manager.heal()
         try:
-            return load(os.fspath(path), self._roots(), self._optimizers())
+            return load(os.fspath(path), self._manager, self._roots(), self._optimizers())
         except BaseException:
             if failure:
                 self._manager.fail(failure)

@@ -298,9 +298,7 @@ class AdamW(torch.optim.Optimizer):
             self._set_state(parameter, "master", value.detach().to("cpu", torch.float32, copy=True))
 
     def _set_state(self, parameter: torch.Tensor, name: str, tensor: torch.Tensor) -> None:
-        engine = engine_of(parameter)
-        if engine is not None:
-            engine._manager.adopt(tensor, "state", name)
+        _C.adopt_state(parameter, tensor, name)
         self.state[parameter][name] = tensor
 
 

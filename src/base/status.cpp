@@ -90,7 +90,10 @@ Status Status::system(std::string_view operation, std::string_view object,
 }
 
 Status Status::in(std::string_view context) const {
-  if (ok()) return *this;
+  std::string_view told = text();
+  bool begins_so = told.starts_with(context) &&
+                   told.substr(context.size()).starts_with(": ");
+  if (ok() || begins_so) return *this;
   return make(code(), errnum(),
               strf("%.*s: %s", len(context), context.data(), text().c_str()));
 }

@@ -42,7 +42,7 @@ Result<std::shared_ptr<HostMemory>> HostMemory::create(
                        return self->make_room(bytes) > 0;
                      }}));
   ZINF_ASSIGN(SlabPool pool,
-              SlabPool::create({.budget = &budget, .tag = Tag::kWeight}));
+              SlabPool::create({.budget = &budget, .tag = Tag::kUnit}));
   memory->parts_.reset(
       new Parts(std::move(budget), std::move(arena), std::move(pool)));
   return memory;

@@ -138,9 +138,10 @@ Result<StateId> Scratch::define(std::uint32_t index) {
     if (!status.ok())
       ZINF_TRY(make_room(used_bytes_ + bytes, used_states_ + 1));
   }
-  // The state's own name may be used by another unit: the run's is unique.
+  // The state's own name may be used by another unit, and may change.
   StateSpec spec = state.spec;
-  spec.unit = strf("%u %s", index, spec.unit.c_str());
+  spec.unit = "state";
+  spec.state = std::to_string(index);
   ZINF_ASSIGN(state.id, store_->define(spec));
   used_bytes_ += bytes;
   ++used_states_;

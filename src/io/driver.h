@@ -17,6 +17,8 @@
 
 namespace zinf::io {
 
+class FaultInjector;  // zinf/fault_injector.h
+
 // One transfer in flight. Owned by the pump; a driver keeps the pointer between
 // start() and the collect() that returns it.
 struct RawOp {
@@ -76,7 +78,9 @@ inline constexpr std::chrono::nanoseconds kForever =
 std::unique_ptr<Driver> make_uring_driver(const Options& options);
 std::unique_ptr<Driver> make_threads_driver(const Options& options);
 std::unique_ptr<Driver> make_memory_driver(std::shared_ptr<MemoryDisk> disk);
-std::unique_ptr<Driver> make_fault_driver(std::unique_ptr<Driver> inner,
-                                          const std::vector<Fault>& faults);
+// The injector may be null.
+std::unique_ptr<Driver> make_fault_driver(
+    std::unique_ptr<Driver> inner, const std::vector<Fault>& faults,
+    std::shared_ptr<FaultInjector> injector);
 
 }  // namespace zinf::io

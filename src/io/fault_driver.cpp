@@ -2,12 +2,14 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <optional>
 #include <random>
 #include <unordered_map>
 
 #include "src/base/strf.h"
 #include "src/io/driver.h"
+#include "zinf/fault_injector.h"
 
 namespace zinf::io {
 namespace {
@@ -16,8 +18,9 @@ using Clock = std::chrono::steady_clock;
 
 class FaultDriver final : public Driver {
  public:
-  FaultDriver(std::unique_ptr<Driver> inner, const std::vector<Fault>& faults)
-      : inner_(std::move(inner)) {
+  FaultDriver(std::unique_ptr<Driver> inner, const std::vector<Fault>& faults,
+              std::shared_ptr<FaultInjector> injector)
+      : inner_(std::move(inner)), injector_(std::move(injector)) {
     for (const Fault& fault : faults) {
       rules_.push_back({fault, std::mt19937_64(fault.seed)});
     }
@@ -30,6 +33,9 @@ class FaultDriver final : public Driver {
   }
   Result<OpenedFile> open(const std::string& path,
                           const OpenOptions& options) override {
+    if (options.mode != Open::kExisting) {
+      ZINF_TRY(fail_whole_file(Operation::kCreate, path));
+    }
     return inner_->open(path, options);
   }
   void close(int file) override { inner_->close(file); }
@@ -38,10 +44,7 @@ class FaultDriver final : public Driver {
   }
   Status resize(int file, const std::string& path, std::uint64_t from,
                 std::uint64_t to) override {
-    std::optional<Fault> fault = next_fault(Operation::kResize);
-    if (fault && fault->kind == Fault::Kind::kError) {
-      return Status::system("resize", path, fault->errnum);
-    }
+    ZINF_TRY(fail_whole_file(Operation::kResize, path));
     return inner_->resize(file, path, from, to);
   }
   int register_memory(std::span<std::byte> memory) override {
@@ -109,8 +112,22 @@ class FaultDriver final : public Driver {
     Clock::time_point due;
   };
 
+  // These fail as a whole or not at all.
+  Status fail_whole_file(Operation operation, const std::string& path) {
+    std::optional<Fault> fault = next_fault(operation);
+    if (!fault || fault->kind != Fault::Kind::kError) return {};
+    return Status::system(operation_name(operation), path, fault->errnum);
+  }
+
   // Counts the operation and says which fault, if any, it meets.
   std::optional<Fault> next_fault(Operation kind) {
+    std::optional<Fault> fault = next_of_rules(kind);
+    if (!fault && injector_ != nullptr) fault = injector_->next(kind);
+    if (fault && fault->kind == Fault::Kind::kKill) raise(SIGKILL);
+    return fault;
+  }
+
+  std::optional<Fault> next_of_rules(Operation kind) {
     std::uint64_t count = ++counts_[static_cast<std::size_t>(kind)];
     for (Rule& rule : rules_) {
       const Fault& fault = rule.fault;
@@ -166,8 +183,9 @@ class FaultDriver final : public Driver {
   }
 
   std::unique_ptr<Driver> inner_;
+  const std::shared_ptr<FaultInjector> injector_;
   std::vector<Rule> rules_;
-  std::array<std::uint64_t, 4> counts_{};
+  std::array<std::uint64_t, kNumOperations> counts_{};
   std::unordered_map<RawOp*, Altered> altered_;
   std::unordered_map<RawOp*, Clock::time_point> due_;  // by a rate
   std::vector<Held> held_;
@@ -176,9 +194,11 @@ class FaultDriver final : public Driver {
 
 }  // namespace
 
-std::unique_ptr<Driver> make_fault_driver(std::unique_ptr<Driver> inner,
-                                          const std::vector<Fault>& faults) {
-  return std::make_unique<FaultDriver>(std::move(inner), faults);
+std::unique_ptr<Driver> make_fault_driver(
+    std::unique_ptr<Driver> inner, const std::vector<Fault>& faults,
+    std::shared_ptr<FaultInjector> injector) {
+  return std::make_unique<FaultDriver>(std::move(inner), faults,
+                                       std::move(injector));
 }
 
 }  // namespace zinf::io

@@ -68,6 +68,8 @@ std::string_view operation_name(Operation operation) {
       return "sync";
     case Operation::kResize:
       return "resize";
+    case Operation::kCreate:
+      return "create";
   }
   return "?";
 }

@@ -59,6 +59,7 @@ class MemoryDriver final : public Driver {
       case Operation::kSync:
         return disk.sync(file);
       case Operation::kResize:
+      case Operation::kCreate:
         break;  // never in flight
     }
     return -1;

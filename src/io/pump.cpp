@@ -12,6 +12,7 @@
 #include "src/base/start_thread.h"
 #include "src/base/strf.h"
 #include "zinf/bytes.h"
+#include "zinf/fault_injector.h"
 #include "zinf/log.h"
 
 namespace zinf::io::detail {
@@ -86,8 +87,10 @@ Status Pump::start() {
 
 Status Pump::choose_driver() {
   auto begin = [&](Backend backend, std::unique_ptr<Driver> driver) {
-    if (!options_.faults.empty()) {
-      driver = make_fault_driver(std::move(driver), options_.faults);
+    auto injector = FaultInjector::installed();
+    if (!options_.faults.empty() || injector != nullptr) {
+      driver = make_fault_driver(std::move(driver), options_.faults,
+                                 std::move(injector));
     }
     Status status = driver->begin();
     if (!status.ok()) return status;

@@ -90,6 +90,7 @@ class ThreadsDriver final : public PosixDriver {
       case Operation::kSync:
         return fdatasync(fd);
       case Operation::kResize:
+      case Operation::kCreate:
         break;  // never in flight
     }
     return -1;

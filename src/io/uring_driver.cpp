@@ -199,6 +199,7 @@ class UringDriver final : public PosixDriver {
         io_uring_prep_fsync(sqe, fd, IORING_FSYNC_DATASYNC);
         break;
       case Operation::kResize:
+      case Operation::kCreate:
         break;  // never in flight
     }
   }

@@ -11,7 +11,8 @@ namespace zinf {
 namespace {
 
 constexpr std::array<std::string_view, kNumTags> kTagNames = {
-    "weight", "master", "moment", "grad", "activation", "staging", "other"};
+    "weight",     "master",  "moment", "grad",
+    "activation", "staging", "unit",   "other"};
 
 // Counts alone, nothing else is published through them: relaxed is enough.
 constexpr auto kRelaxed = std::memory_order_relaxed;

@@ -117,6 +117,9 @@ class HostBacking final : public Backing {
     host_.remove({state});
     return {};
   }
+  void rename(std::uint32_t state, const std::string& unit) override {
+    host_.rename({state}, unit);
+  }
   // The next write replaces it, which heals.
   Status discard(std::uint32_t) override { return {}; }
   bool has_content(std::uint32_t state) const override {

@@ -93,6 +93,17 @@ Result<StateRef> Residency::Impl::add(const StateSpec& spec, Home home,
   return ref;
 }
 
+void Residency::Impl::rename(StateRef ref, const std::string& unit) {
+  std::uint32_t below = 0;
+  {
+    MutexLock lock(mutex_);
+    State& state = at(ref);
+    state.spec.unit = unit;
+    below = state.below;
+  }
+  if (options_.backing != nullptr) options_.backing->rename(below, unit);
+}
+
 void Residency::Impl::remove(StateRef ref) {
   {
     MutexLock lock(mutex_);
@@ -167,7 +178,9 @@ Result<Residency::Impl::Need> Residency::Impl::try_pin(State& state, Use use) {
   ZINF_CHECK(!state.removed, "%s was removed", state.spec.name().c_str());
   bool change = use != Use::kRead;
   state.leaving = false;
-  if (state.place == kFailed && use != Use::kReplace) return state.error;
+  if (state.place == kFailed && use != Use::kReplace) {
+    return state.error.in(state.spec.name());
+  }
   if (state.place == kReading || (state.place == kWriting && change)) {
     return Need::kWait;
   }
@@ -347,7 +360,7 @@ std::uint64_t Residency::Impl::land(StateRef ref, const Status& outcome) {
   state.move = nullptr;
   if (!outcome.ok()) {
     move_to(state, kFailed);
-    state.error = reading ? outcome : outcome.in(state.spec.name());
+    state.error = outcome;
     if (reading) give_memory(state);
     return 0;
   }
@@ -500,6 +513,9 @@ Result<StateRef> Residency::add(const StateSpec& spec, Home home, void* owner,
 }
 void Residency::give(StateRef state, Block block) {
   impl_->give(state, std::move(block));
+}
+void Residency::rename(StateRef state, const std::string& unit) {
+  impl_->rename(state, unit);
 }
 void Residency::remove(StateRef state) { impl_->remove(state); }
 Result<Pin> Residency::pin(StateRef state, Use use) {

@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,7 @@ class Residency::Impl {
   Result<StateRef> add(const StateSpec& spec, Home home, void* owner,
                        Worth worth);
   void give(StateRef ref, Block block);
+  void rename(StateRef ref, const std::string& unit);
   void remove(StateRef ref);
   Result<std::span<std::byte>> pin(StateRef ref, Use use);
   void unpin(StateRef ref, Use use);

@@ -89,7 +89,7 @@ Status Residency::Impl::flush() {
   MutexLock lock(mutex_);
   for (const State& state : states_) {
     if (state.removed) continue;
-    if (state.place == kFailed) return state.error;
+    if (state.place == kFailed) return state.error.in(state.spec.name());
     if (state.place == kDirty) {
       return Status::error(
           Code::kInvalid,

@@ -40,8 +40,10 @@ Result<std::unique_ptr<StoreImpl>> StoreImpl::create(
   }
   ZINF_ASSIGN(auto volumes, Volumes::create(options));
   std::unique_ptr<StoreImpl> store(new StoreImpl(options, std::move(volumes)));
-  ZINF_TRY(store->recover());
-  return store;
+  Status status = store->recover();
+  if (status.ok()) return store;
+  store->volumes().remove_files();
+  return status;
 }
 
 Result<std::unique_ptr<StoreImpl>> StoreImpl::open(

@@ -81,6 +81,9 @@ class Volumes {
 
   std::vector<io::Registration> register_memory(std::span<std::byte> memory);
 
+  // That create() has made. Nothing else is called afterwards.
+  void remove_files();
+
  private:
   struct Volume {
     std::string directory;
@@ -99,7 +102,6 @@ class Volumes {
   Status make_io(const StoreOptions& options, const StorePath& path,
                  Volume& volume);
   Status make_files(const StoreOptions& options);
-  void remove_files();  // that make_files() has made
   Status open_files(const StoreOptions& options);
   Status open_headers(std::vector<VolumeHeader>& headers, Access access);
   Status sort_by(const std::vector<VolumeHeader>& headers);

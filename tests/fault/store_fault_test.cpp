@@ -453,6 +453,23 @@ class StoreFiles : public testing::Test {
   TempDir dir_;
 };
 
+TEST_F(StoreFiles, AFailedCreationLeavesNothingAtAnyOperation) {
+  for (io::Operation on : {io::Operation::kRead, io::Operation::kWrite,
+                           io::Operation::kSync, io::Operation::kCreate}) {
+    std::uint64_t nth = 1;
+    for (;; ++nth) {
+      StoreOptions with = options();
+      with.io.faults = {{.on = on, .nth = nth}};
+      Status status = Store::create(with).status();
+      if (status.ok()) break;
+      EXPECT_EQ(status.errnum(), EIO) << status.text();
+      EXPECT_FALSE(std::filesystem::exists(dir_.file("run"))) << status.text();
+    }
+    EXPECT_GT(nth, 1u);
+    ASSERT_TRUE(remove_store(dir_.file("run")).ok());
+  }
+}
+
 TEST_F(StoreFiles, AVolumeTruncatedUnderneathFailsTheCommit) {
   Quiet quiet;
   auto store = Store::create(options()).value();

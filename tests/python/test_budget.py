@@ -51,6 +51,15 @@ def test_without_nvme_everything_must_fit():
             zinf.AdamW(model.parameters(), lr=LR)
 
 
+def test_what_does_not_fit_is_named(nvme):
+    with zinf.Engine(host_memory=budget(6 * MIB), nvme=nvme) as engine:
+        model = born(engine, build)
+        held = torch.empty(3 * MIB, dtype=torch.uint8)
+        with pytest.raises(zinf.BudgetError, match=r"^\w+\.weight/weight: nothing more.*unit wants"):
+            _pinned = [parameter.detach().numpy() for parameter in model.parameters()]
+        del held
+
+
 def test_an_operator_that_crosses_the_budget_raises_and_changes_nothing(nvme):
     with zinf.Engine(host_memory=budget(24 * MIB), nvme=nvme) as engine:
         model = born(engine, build)

@@ -9,14 +9,6 @@
 namespace zinf {
 namespace {
 
-void adopt_state(const at::Tensor& parameter, const at::Tensor& tensor,
-                 const char* name) {
-  std::shared_ptr<Manager> manager = manager_of(parameter);
-  if (manager != nullptr && !manager->closed()) {
-    manager->adopt(tensor, Role::kState, name);
-  }
-}
-
 at::Tensor in_float(const at::Tensor& tensor) {
   return tensor.detach().to(tensor.options().device(at::kCPU).dtype(at::kFloat),
                             /*non_blocking=*/false, /*copy=*/true);

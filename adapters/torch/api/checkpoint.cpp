@@ -15,6 +15,7 @@
 #include "adapters/torch/api/pickle.h"
 #include "adapters/torch/checkpoint.h"
 #include "adapters/torch/error.h"
+#include "adapters/torch/split_master.h"
 
 namespace zinf {
 namespace {
@@ -281,6 +282,21 @@ std::string unfinished(const std::string& path) {
   return "engine.load(\"" + path + "\") was not finished";
 }
 
+void renew_masters(const AdamW& optimizer) {
+  for (const at::Tensor& parameter : all_parameters(optimizer)) {
+    AdamWState* state = find_state(optimizer, parameter);
+    if (state != nullptr && state->split != nullptr) {
+      (void)state->split->renew(parameter);
+    }
+  }
+}
+
+void read_all(TensorReader& reader, const std::vector<NamedTensor>& tensors) {
+  for (const NamedTensor& tensor : tensors) {
+    throw_if_error(reader.read(tensor));
+  }
+}
+
 void check_models(const Models& models) {
   if (models.empty()) {
     refuse("the engine knows no model: engine.adopt(model) first");
@@ -348,13 +364,18 @@ Loaded load_checkpoint(const std::string& path, const Models& models,
   for (AdamW* optimizer : optimizers) {
     AdamWImpl::of(*optimizer).failure = unfinished(path);
   }
+  // What could not be read or written before is whole again when it was
+  // replaced: so nothing here may need old content.
+  for (AdamW* optimizer : optimizers) renew_masters(*optimizer);
+  read_all(*opened.reader, tensors);
+  std::vector<NamedTensor> states;
   for (std::size_t i = 0; i < optimizers.size(); ++i) {
     prepare_states(names, *optimizers[i], steps[i]);
-    append_states(names, *optimizers[i], i, tensors);
+    append_states(names, *optimizers[i], i, states);
   }
-  for (const NamedTensor& tensor : tensors) {
-    throw_if_error(opened.reader->read(tensor));
-  }
+  read_all(*opened.reader, states);
+  // Gradients are of a step that the saved run has not begun.
+  for (const auto& model : models) model->zero_grad();
   for (std::size_t i = 0; i < optimizers.size(); ++i) {
     restore_groups(names, *optimizers[i], groups[i], steps[i]);
     heal(*optimizers[i]);
@@ -377,9 +398,7 @@ Loaded load_weights(const std::string& path, const Models& models,
     failures.push_back(
         std::exchange(AdamWImpl::of(*optimizer).failure, unfinished(path)));
   }
-  for (const NamedTensor& tensor : tensors) {
-    throw_if_error(opened.reader->read(tensor));
-  }
+  read_all(*opened.reader, tensors);
   for (std::size_t i = 0; i < optimizers.size(); ++i) {
     AdamWImpl::of(*optimizers[i]).failure = failures[i];
   }

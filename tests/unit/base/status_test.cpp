@@ -44,6 +44,8 @@ TEST(Status, ContextIsPutBeforeTheText) {
   Status status = Status::error(Code::kCorrupt, "bad magic").in("store");
   EXPECT_EQ(status.text(), "store: bad magic");
   EXPECT_EQ(status.code(), Code::kCorrupt);
+  EXPECT_EQ(status.in("store").text(), "store: bad magic");  // is told once
+  EXPECT_EQ(status.in("sto").text(), "sto: store: bad magic");
 }
 
 TEST(Status, UnknownErrnoStillGivesText) {

@@ -786,6 +786,9 @@ TEST(ResidencyFaultTest, AFailedEvictionNamesItsCauseAndRollsBack) {
   for (const char* word : {"a/weight", "run/volume", "EIO"}) {
     EXPECT_NE(status.text().find(word), std::string::npos) << status.text();
   }
+  tiers.host().rename(ref, "layers.0");  // the error is told with the new name
+  status = tiers.host().pin(ref, Use::kRead).status();
+  EXPECT_TRUE(status.text().starts_with("layers.0/weight: ")) << status.text();
   EXPECT_FALSE(tiers.host().commit(2).ok());
   ASSERT_TRUE(tiers.host().rollback().ok());
   EXPECT_EQ(value_of(tiers.host(), ref), 1);
