@@ -1,5 +1,8 @@
 #include "adapters/torch/engine.h"
 
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
 #include <set>
 #include <unordered_map>
 
@@ -9,6 +12,7 @@
 #include "adapters/torch/intercept.h"
 #include "adapters/torch/keys.h"
 #include "adapters/torch/manager.h"
+#include "zinf/machine.h"
 
 namespace zinf {
 namespace {
@@ -52,6 +56,20 @@ std::shared_ptr<Manager> make_manager(std::uint64_t host_bytes,
 void close_manager(Manager& manager) {
   if (manager.options().audit && !manager.closed()) stop_audit();
   manager.close();
+}
+
+void start_measuring(Manager& manager) {
+  constexpr std::uint64_t kLeave = 10;  // a part for what is not in the budget
+  HostMemory& memory = manager.tier().memory();
+  Machine machine = inspect_machine();
+  std::uint64_t most = memory.budget().usage().total.used_bytes +
+                       machine.available_bytes -
+                       machine.available_bytes / kLeave;
+  if (machine.cgroup_limit_bytes) {
+    most = std::min(most, *machine.cgroup_limit_bytes -
+                              *machine.cgroup_limit_bytes / kLeave);
+  }
+  memory.start_measuring(most);
 }
 
 EngineStats engine_stats(Manager& manager) {
@@ -120,6 +138,19 @@ bool adopt_parameters(
     all = all && Unit::of(tensor) != nullptr;
   }
   return all;
+}
+
+at::Tensor zeros_for(const at::Tensor& parameter, const std::string& name) {
+  std::shared_ptr<Manager> manager = manager_of(parameter);
+  if (manager != nullptr && parameter.is_cpu() && parameter.numel() > 0 &&
+      parameter.is_non_overlapping_and_dense()) {
+    return Unit::zeros(manager, parameter.detach(), name);
+  }
+  at::Tensor zeros = at::zeros_like(
+      parameter, parameter.options().dtype(at::kFloat).device(at::kCPU),
+      at::MemoryFormat::Preserve);
+  if (manager != nullptr) (void)manager->adopt(zeros, Role::kState, name);
+  return zeros;
 }
 
 void offer_gradient(const at::Tensor& parameter) {

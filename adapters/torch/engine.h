@@ -26,6 +26,9 @@ std::shared_ptr<Manager> make_manager(std::uint64_t host_bytes,
                                       std::uint64_t away_bytes);
 void close_manager(Manager& manager);
 
+// As HostMemory does, with all that the machine has left.
+void start_measuring(Manager& manager);
+
 EngineStats engine_stats(Manager& manager);
 
 // The manager of a tensor, or null.
@@ -44,6 +47,10 @@ void adopt_parameter(const std::shared_ptr<Manager>& manager,
 bool adopt_parameters(
     const std::shared_ptr<Manager>& manager,
     const std::vector<std::pair<std::string, at::Tensor>>& named);
+
+// An optimizer's state for a parameter, float32 zeros in its layout; managed,
+// if the parameter is.
+at::Tensor zeros_for(const at::Tensor& parameter, const std::string& name);
 
 // A managed parameter's gradient may leave memory from now on.
 void offer_gradient(const at::Tensor& parameter);

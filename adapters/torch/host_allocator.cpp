@@ -29,7 +29,7 @@ class ArenaAllocator final : public c10::Allocator {
       Result<void*> again = arena_.try_allocate(bytes);
       throw_if_error(again.status().in(
           "a tensor does not fit (raise host_memory, give nvme=, or make the "
-          "batch smaller)"));
+          "batch smaller; engine.probe(step) tells the least for a step)"));
       block = *again;
     }
     return {block, block, &Arena::free, at::kCPU};

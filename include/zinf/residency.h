@@ -193,6 +193,9 @@ class Residency {
                        Worth worth = Worth::kMiddle);
   // Memory with the content of a state that is empty.
   void give(StateRef state, Block block);
+  // A state that is empty is zeros from now on: it has no memory, here or
+  // below, until it is used. REQUIRES memory that the host may touch.
+  void start_as_zeros(StateRef state);
   // Gives its memory and its place below back, at once or when the last pin
   // goes; a move under way is waited for.
   void remove(StateRef state);

@@ -96,13 +96,29 @@ void bind_engine(py::module_& module) {
       .def("adopt_offered", &Manager::adopt_offered, Released())
       .def(
           "close", [](Manager& self) { close_manager(self); }, Released())
+      .def(
+          "start_measuring", [](Manager& self) { start_measuring(self); },
+          Released())
+      .def(
+          "stop_measuring",
+          [](Manager& self) { return self.tier().memory().stop_measuring(); },
+          Released())
       .def("fail", &Manager::fail)
       .def("heal", &Manager::heal)
       .def("unlink_files", &Manager::unlink_files, Released())
       .def("stats", &stats_of);
 
+  py::class_<Reservation>(module, "HostReservation")
+      .def(py::init([](std::uint64_t bytes) {
+             auto reservation = process_memory()->reserve(Tag::kOther, bytes);
+             throw_if_error(reservation.status());
+             return std::move(reservation).value();
+           }),
+           Released());
+
   module.def("manager_of", &manager_of);
   module.def("managers_of", &managers_of);
+  module.def("zeros_for", &zeros_for, Released());
   module.def("offer_gradient", &offer_gradient, Released());
   module.def("consume_gradient", &consume_gradient);
   module.def("is_consumed", [](const at::Tensor& grad) {

@@ -9,6 +9,9 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from zinf import _C
+from zinf._budget import moving_bytes
+from zinf._probe import probe_under_way
+from zinf.engine import engine_of
 
 if TYPE_CHECKING:
     from zinf.optim import AdamW
@@ -30,6 +33,7 @@ class BackwardUpdate:
         self._passes = 0  # since the last step
         self._changed = False  # a weight, in the pass that is under way
         self._updated: set[torch.Tensor] = set()  # in this step
+        self._first: list[torch.Tensor] = []  # to be updated at the end of the pass: their first time
         self._fixed: dict[int, dict[str, float]] = {}  # options of the groups that were used
 
     def watch(self, index: int, group: dict[str, Any]) -> None:
@@ -52,6 +56,9 @@ class BackwardUpdate:
                 '(update="backward"): change it after step()'
             )
 
+    def begun(self) -> bool:
+        return self._passes > 0
+
     def begin_step(self) -> None:
         self._updated.clear()
         self._fixed.clear()
@@ -70,22 +77,35 @@ class BackwardUpdate:
             )
         if not _C.is_managed(parameter):
             return
-        last = self._passes + 1 == self._micro_batches
-        if last and optimizer.max_grad_norm is None:
-            self._update(optimizer, parameter)
-        else:
+        if self._passes + 1 < self._micro_batches or optimizer.max_grad_norm is not None:
             _C.offer_gradient(parameter)
+            return
+        self._updated.add(parameter)
+        probe = probe_under_way()
+        if probe is not None:
+            probe.update(optimizer, parameter)
+        elif not optimizer.state.get(parameter) and "weights" not in engine_of(parameter)._fixed:
+            self._try_first(optimizer, parameter)
+        else:
+            self._update(optimizer, [parameter])
+
+    def _try_first(self, optimizer: AdamW, parameter: torch.Tensor) -> None:
+        """Whether updates fit is seen while no weight is changed yet; they wait for the end of the pass."""
+        split = optimizer.master == "split"
+        _C.HostReservation(moving_bytes(engine_of(parameter), parameter, split, has_grad=True))
+        _C.offer_gradient(parameter)
+        self._first.append(parameter)
 
     @torch.no_grad()
-    def _update(self, optimizer: AdamW, parameter: torch.Tensor) -> None:
-        index = self._group_of[parameter]
-        group = optimizer.param_groups[index]
-        options = self._fixed.setdefault(index, optimizer._options(group))
-        optimizer._prepare([parameter])
+    def _update(self, optimizer: AdamW, parameters: list[torch.Tensor]) -> None:
+        for parameter in parameters:
+            index = self._group_of[parameter]
+            self._fixed.setdefault(index, optimizer._options(optimizer.param_groups[index]))
+        optimizer._prepare(parameters)
         self._changed = True
-        optimizer._update([parameter], options, 1.0, 1.0)
-        self._updated.add(parameter)
-        _C.consume_gradient(parameter)
+        for parameter in parameters:
+            optimizer._update([parameter], self._fixed[self._group_of[parameter]], 1.0, 1.0)
+            _C.consume_gradient(parameter)
 
     def _enter_pass(self) -> None:
         current = None if self._pass is None else self._pass()
@@ -97,12 +117,23 @@ class BackwardUpdate:
 
     def _leave_pass(self, whole: bool) -> None:
         self._pass = None
-        if whole:
-            self._passes += 1
-            return
+        first, self._first = self._first, []
         optimizer = self._optimizer()
-        if self._changed and optimizer is not None:
-            optimizer._fail("an exception inside backward left some weights updated and others not")
+        if optimizer is None:
+            return
+        try:
+            if whole and first:
+                self._update(optimizer, first)
+        except BaseException:
+            whole = False
+            raise
+        finally:
+            if whole:
+                self._passes += 1
+            elif self._changed:
+                optimizer._fail("an exception inside backward left some weights updated and others not")
+            else:
+                self._updated.difference_update(first)
 
 
 class _Pass:

@@ -13,7 +13,8 @@ from zinf._states import NARROW
 if TYPE_CHECKING:
     from zinf.engine import Engine
 
-_PAGE = 4096
+_PAGE = 4096  # of states
+_CHUNK = 2 << 20  # of tensors
 
 
 def check_budget(engine: Engine, parameters: Sequence[torch.Tensor], split: bool, waiting: bool) -> None:
@@ -32,10 +33,26 @@ def check_budget(engine: Engine, parameters: Sequence[torch.Tensor], split: bool
         return
     advice = "" if engine._has_nvme else ", or give nvme= so that states can leave memory"
     raise _C.BudgetError(
-        f"host_memory is {_text(stats['host_limit_bytes'])}, but training this model needs at least "
-        f"{_text(least)} for one update{f' beside {_text(others)} of other tensors' if others else ''}: "
-        f"raise it to {_text(least + others)} or more{advice}"
+        f"host_memory is {text_of(stats['host_limit_bytes'])}, but training this model needs at least "
+        f"{text_of(least)} for one update{f' beside {text_of(others)} of other tensors' if others else ''}: "
+        f"raise it to {text_of(least + others)} or more{advice}"
     )
+
+
+def moving_bytes(engine: Engine, parameter: torch.Tensor, split: bool, has_grad: bool = False) -> int:
+    """What an update of it brings into memory beside what stays there. has_grad: its gradient is there."""
+    weight, grad, states = _sizes(parameter, split)
+    moving = 0 if "weights" in engine._fixed else weight + (0 if has_grad else grad)
+    return moving if "states" in engine._fixed else moving + states
+
+
+def new_bytes(parameters: Sequence[torch.Tensor], split: bool) -> int:
+    """Of the states that their first update makes."""
+    return sum(_sizes(parameter, split)[2] for parameter in parameters)
+
+
+def text_of(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"
 
 
 def _sizes(parameter: torch.Tensor, split: bool) -> tuple[int, int, int]:
@@ -43,8 +60,8 @@ def _sizes(parameter: torch.Tensor, split: bool) -> tuple[int, int, int]:
     master = 0
     if parameter.dtype in NARROW:
         master = 2 if split and parameter.dtype == torch.bfloat16 else 4
-    states = 2 * _pages(4 * parameter.numel()) + _pages(master * parameter.numel())
-    return _pages(parameter.nbytes), _pages(parameter.nbytes), states
+    states = 2 * _rounded(4 * parameter.numel(), _PAGE) + _rounded(master * parameter.numel(), _PAGE)
+    return _rounded(parameter.nbytes, _PAGE), _rounded(parameter.nbytes, _CHUNK), states
 
 
 def _least(sizes: list[tuple[int, int, int]], weights_stay: bool, states_stay: bool, waiting: bool) -> int:
@@ -59,9 +76,5 @@ def _least(sizes: list[tuple[int, int, int]], weights_stay: bool, states_stay: b
     return sum(stay) + max(sum(size[index] for index in moving) for size in sizes)
 
 
-def _pages(size: int) -> int:
-    return -(-size // _PAGE) * _PAGE
-
-
-def _text(size: int) -> str:
-    return f"{size / (1 << 20):.1f} MiB"
+def _rounded(size: int, unit: int) -> int:
+    return -(-size // unit) * unit

@@ -10,7 +10,7 @@ import numbers
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.nn.modules.module import (
 )
 
 from zinf import _C, _constructors, checkpoint
+from zinf._probe import Need, measure
 from zinf._states import joined
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Engine:
         places = {"weights": weights, "states": states}  # what never leaves memory
         self._fixed = {role for role, place in places.items() if place == "host" or not self._has_nvme}
         self._closed = False
+
         self._stale = True  # there may be parameters that the models did not have before
         self._modules: list[weakref.ref[torch.nn.Module]] = []  # in the order of their coming
         self._released: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -184,6 +186,21 @@ class Engine:
     def stats(self) -> dict[str, int]:
         """Counts and bytes so far: see docs/python.md."""
         return self._manager.stats()
+
+    def probe(self, step: Callable[[], Any]) -> Need:
+        """Runs a training step and says the least host_memory with which it works; nothing is trained.
+
+        step: forward and backward, with or without the optimizer's step(). It may take more memory than
+        host_memory, if the machine has it. Weights, optimizer states, gradients, buffers and random
+        states are afterwards what they were.
+
+        Example:
+            >>> need = engine.probe(lambda: model(**batch).loss.backward())
+            >>> need.least_bytes, need.fits
+            (3221225472, True)
+        """
+        self._check_open()
+        return measure(self, step)
 
     def save(self, path: str | os.PathLike[str], extra: Any = None) -> None:
         """Writes weights, buffers, optimizer states, RNG states and `extra` to a new directory.
