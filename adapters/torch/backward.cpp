@@ -131,6 +131,11 @@ void BackwardUpdate::end_update(const at::Tensor& parameter) {
   updated_.emplace(parameter.getIntrusivePtr());
 }
 
+bool BackwardUpdate::begun() const {
+  std::lock_guard lock(mutex_);
+  return passes_ > 0;
+}
+
 void BackwardUpdate::check_options(
     const std::vector<AdamOptions>& groups) const {
   std::lock_guard lock(mutex_);

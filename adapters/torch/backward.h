@@ -56,6 +56,8 @@ class BackwardUpdate final
   AdamOptions begin_update(std::size_t group, const AdamOptions& options);
   void end_update(const at::Tensor& parameter);
 
+  // Whether there was a pass since the last step.
+  bool begun() const;
   // Throws when one of the groups' options differs from what was used already.
   void check_options(const std::vector<AdamOptions>& groups) const;
   // step() has updated the rest, or a good state was loaded.
@@ -73,10 +75,10 @@ class BackwardUpdate final
   const Update update_;
   const Fail fail_;
 
-  mutable std::mutex mutex_;  // for what follows
-  std::weak_ptr<Pass> pass_;  // that is under way
-  std::int64_t passes_ = 0;   // since the last step
-  bool changed_ = false;      // a weight, in the pass that is under way
+  mutable std::mutex mutex_;          // for what follows
+  std::weak_ptr<Pass> pass_;          // that is under way
+  std::int64_t passes_ = 0;           // since the last step
+  bool changed_ = false;              // a weight, in the pass that is under way
   std::vector<at::Tensor> deferred_;  // in the pass that is under way
   std::unordered_set<WeakTensor> updated_;  // in this step
   std::map<std::size_t, AdamOptions> fixed_;

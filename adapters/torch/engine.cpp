@@ -1,5 +1,8 @@
 #include "adapters/torch/engine.h"
 
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
 #include <set>
 #include <unordered_map>
 
@@ -10,6 +13,7 @@
 #include "adapters/torch/keys.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/options.h"
+#include "zinf/machine.h"
 
 namespace zinf {
 
@@ -27,6 +31,20 @@ std::shared_ptr<Manager> make_manager(const EngineOptions& options) {
 void close_manager(Manager& manager) {
   if (manager.options().audit && !manager.closed()) stop_audit();
   manager.close();
+}
+
+void start_measuring(Manager& manager) {
+  constexpr std::uint64_t kLeave = 10;  // a part for what is not in the budget
+  HostMemory& memory = manager.tier().memory();
+  Machine machine = inspect_machine();
+  std::uint64_t most = memory.budget().usage().total.used_bytes +
+                       machine.available_bytes -
+                       machine.available_bytes / kLeave;
+  if (machine.cgroup_limit_bytes) {
+    most = std::min(most, *machine.cgroup_limit_bytes -
+                              *machine.cgroup_limit_bytes / kLeave);
+  }
+  memory.start_measuring(most);
 }
 
 EngineStats engine_stats(Manager& manager) {
@@ -116,6 +134,21 @@ void adopt_state(const at::Tensor& parameter, const at::Tensor& state,
   if (unit == nullptr || unit->manager()->closed()) return;
   unit->manager()->adopt(state, Role::kState,
                          {unit->full_name().parameter, name});
+}
+
+at::Tensor zeros_for(const at::Tensor& parameter, const std::string& name) {
+  Unit* unit = Unit::of(parameter);
+  if (unit != nullptr && !unit->manager()->closed() && parameter.is_cpu() &&
+      parameter.numel() > 0 && parameter.is_non_overlapping_and_dense()) {
+    return Unit::zeros(unit->manager(), parameter.detach(),
+                       {unit->full_name().parameter, name});
+  }
+  at::Tensor zeros =
+      at::zeros_like(parameter.detach(),
+                     at::TensorOptions().dtype(at::kFloat).device(at::kCPU),
+                     at::MemoryFormat::Preserve);
+  adopt_state(parameter, zeros, name);
+  return zeros;
 }
 
 void offer_gradient(const at::Tensor& parameter) {

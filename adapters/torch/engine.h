@@ -22,6 +22,9 @@ struct UnitName;
 std::shared_ptr<Manager> make_manager(const EngineOptions& options);
 void close_manager(Manager& manager);
 
+// As HostMemory does, with all that the machine has left.
+void start_measuring(Manager& manager);
+
 EngineStats engine_stats(Manager& manager);
 
 // The manager of a tensor, or null.
@@ -48,6 +51,10 @@ UnitName grad_name(const at::Tensor& parameter);
 // has its states; nothing happens without one.
 void adopt_state(const at::Tensor& parameter, const at::Tensor& state,
                  const std::string& name);
+
+// An optimizer's state for a parameter, float32 zeros in its layout; managed,
+// if the parameter is.
+at::Tensor zeros_for(const at::Tensor& parameter, const std::string& name);
 
 // A managed parameter's gradient may leave memory from now on.
 void offer_gradient(const at::Tensor& parameter);

@@ -22,7 +22,8 @@ namespace {
   throw_if_error(
       status
           .in("a tensor does not fit (raise host_memory, give nvme=, or make "
-              "the batch smaller)")
+              "the batch smaller; engine.probe(step) tells the least for a "
+              "step)")
           .because(process_memory()->hindrance()));
   std::abort();  // it was an error
 }

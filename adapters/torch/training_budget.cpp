@@ -86,6 +86,7 @@ struct Budgets {
 
 Budgets budgets_of(Manager& manager, const TrainingPlan& plan) {
   Budgets budgets;
+  manager.adopt_offered();  // gradients are units, as soon as they can be
   process_memory()->trim();
   BudgetUsage usage = process_memory()->budget().usage();
   HostTierStats stats = manager.tier().stats();

@@ -39,6 +39,13 @@ Block block_of(c10::DataPtr pointer, std::size_t bytes,
   return {{data, bytes}, std::move(owner)};
 }
 
+c10::intrusive_ptr<c10::StorageImpl> storage_without_memory(
+    std::size_t bytes, c10::Device device) {
+  return c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, c10::DataPtr(nullptr, device),
+      nullptr, false);
+}
+
 // The block as a storage's own memory.
 c10::DataPtr plain_pointer(Block block, c10::Device device) {
   auto* owner = new std::shared_ptr<void>(std::move(block.owner));
@@ -96,14 +103,7 @@ void Unit::adopt(std::shared_ptr<Manager> manager, const at::TensorBase& tensor,
   auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
       tensor.storage().unsafeGetStorageImpl());
   std::unique_ptr<Unit> unit(new Unit(manager, storage, role, std::move(name)));
-  StateSpec spec{.unit = unit->name_.parameter,
-                 .state = unit->name_.state,
-                 .dtype = "bytes",
-                 .shape = {unit->bytes_},
-                 .bytes = unit->bytes_};
-  Result<StateRef> state = manager->add(spec, role, unit->device_, unit.get());
-  throw_if_error(state.status());
-  unit->state_ = *state;
+  unit->register_state();
   Unit* made = unit.release();
   made->retain();  // until the end of this function
   manager->enlist(made);
@@ -120,20 +120,48 @@ void Unit::adopt(std::shared_ptr<Manager> manager, const at::TensorBase& tensor,
   made->drop_reference();
 }
 
-at::Tensor Unit::consumed(std::shared_ptr<Manager> manager,
-                          const at::Tensor& like, UnitName name) {
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), like.nbytes(),
-      c10::DataPtr(nullptr, like.device()), nullptr, false);
-  Unit* unit = new Unit(manager, storage, Role::kGrad, std::move(name));
-  unit->consumed_ = true;
-  manager->enlist(unit);
-  storage->set_data_ptr_noswap(unit->pointer_to(unit->sentinel_.address()));
-  unit->arm(storage.get());
-  at::Tensor tensor = at::empty({0}, like.options());
+void Unit::register_state() {
+  StateSpec spec{.unit = name_.parameter,
+                 .state = name_.state,
+                 .dtype = "bytes",
+                 .shape = {bytes_},
+                 .bytes = bytes_};
+  Result<StateRef> state = manager_->add(spec, role_, device_, this);
+  throw_if_error(state.status());
+  state_ = *state;
+}
+
+at::Tensor Unit::tensor_of(const c10::intrusive_ptr<c10::StorageImpl>& storage,
+                           const at::Tensor& like, at::ScalarType dtype) {
+  storage->set_data_ptr_noswap(pointer_to(sentinel_.address()));
+  arm(storage.get());
+  at::Tensor tensor = at::empty({0}, like.options().dtype(dtype));
   tensor.set_(c10::Storage(storage), 0, like.sizes(), like.strides());
   add_keys(*tensor.unsafeGetTensorImpl());
   return tensor;
+}
+
+at::Tensor Unit::zeros(std::shared_ptr<Manager> manager, const at::Tensor& like,
+                       UnitName name) {
+  auto storage = storage_without_memory(like.numel() * sizeof(float), at::kCPU);
+  std::unique_ptr<Unit> unit(
+      new Unit(manager, storage, Role::kState, std::move(name)));
+  unit->register_state();
+  unit->residency_.start_as_zeros(unit->state_);
+  Unit* made = unit.release();
+  manager->enlist(made);
+  at::Tensor tensor = made->tensor_of(storage, like, at::kFloat);
+  made->know(tensor);
+  return tensor;
+}
+
+at::Tensor Unit::consumed(std::shared_ptr<Manager> manager,
+                          const at::Tensor& like, UnitName name) {
+  auto storage = storage_without_memory(like.nbytes(), like.device());
+  Unit* unit = new Unit(manager, storage, Role::kGrad, std::move(name));
+  unit->consumed_ = true;
+  manager->enlist(unit);
+  return unit->tensor_of(storage, like, like.scalar_type());
 }
 
 void Unit::check_usable() const {

@@ -73,6 +73,10 @@ class Unit final : public FaultServer {
   // Makes the tensor's storage a unit.
   static void adopt(std::shared_ptr<Manager> manager,
                     const at::TensorBase& tensor, Role role, UnitName name);
+  // An optimizer's state, float32 zeros in the layout of this tensor: it takes
+  // no memory before it is used. REQUIRES a dense tensor on the CPU.
+  static at::Tensor zeros(std::shared_ptr<Manager> manager,
+                          const at::Tensor& like, UnitName name);
   // A tensor like this one without content, in the place of a gradient that an
   // update inside backward has used: every use of it throws.
   static at::Tensor consumed(std::shared_ptr<Manager> manager,
@@ -134,6 +138,11 @@ class Unit final : public FaultServer {
   Unit(std::shared_ptr<Manager> manager,
        const c10::intrusive_ptr<c10::StorageImpl>& storage, Role role,
        UnitName name);
+  // Adds it to its tier.
+  void register_state();
+  // A tensor of a storage that leads to this unit alone.
+  at::Tensor tensor_of(const c10::intrusive_ptr<c10::StorageImpl>& storage,
+                       const at::Tensor& like, at::ScalarType dtype);
   void take_content(c10::StorageImpl* storage);
   void check_usable() const;
 

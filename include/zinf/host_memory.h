@@ -25,8 +25,15 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   HostMemory& operator=(const HostMemory&) = delete;
 
   // What is held beyond a smaller limit stays; nothing more is given until it
-  // is below.
+  // is below. While measuring, it holds from the end of that on.
   void set_limit(std::uint64_t limit_bytes);
+
+  // From now on everything that can leave memory does, and a limit that is too
+  // small grows, up to `most_bytes`, instead of refusing: in the end it is the
+  // least with which the same work can be done.
+  void start_measuring(std::uint64_t most_bytes);
+  // That limit; the one from before is in force again.
+  std::uint64_t stop_measuring();
 
   const Budget& budget() const;
   Arena& arena();
@@ -50,6 +57,9 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   // Gives what nobody uses back to the system.
   void trim();
   std::uint64_t idle_bytes() const;  // of states' memory that nobody uses
+
+  // Bytes for what comes later; room is made for them.
+  Result<Reservation> reserve(Tag tag, std::uint64_t bytes);
 
   // Bytes for what cannot be refused: if making room is not enough, the limit
   // is exceeded.

@@ -203,6 +203,9 @@ class Residency {
   void give(StateRef state, Block block);
   // Another name for its unit, in the texts of errors; below it keeps the old.
   void rename(StateRef state, const std::string& unit);
+  // A state that is empty is zeros from now on: it has no memory, here or
+  // below, until it is used. REQUIRES memory that the host may touch.
+  void start_as_zeros(StateRef state);
   // Gives its memory and its place below back, at once or when the last pin
   // goes; a move under way is waited for.
   void remove(StateRef state);

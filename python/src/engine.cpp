@@ -107,6 +107,13 @@ void bind_engine(py::module_& module) {
       .def("adopt_offered", &Manager::adopt_offered, Released())
       .def(
           "close", [](Manager& self) { close_manager(self); }, Released())
+      .def(
+          "start_measuring", [](Manager& self) { start_measuring(self); },
+          Released())
+      .def(
+          "stop_measuring",
+          [](Manager& self) { return self.tier().memory().stop_measuring(); },
+          Released())
       .def("fail", &Manager::fail)
       .def("heal", &Manager::heal)
       .def(
@@ -120,6 +127,14 @@ void bind_engine(py::module_& module) {
       .def("count_step", &Manager::count_step, Released())
       .def("unlink_files", &Manager::unlink_files, Released())
       .def("stats", &stats_of);
+
+  py::class_<Reservation>(module, "HostReservation")
+      .def(py::init([](std::uint64_t bytes) {
+             auto reservation = process_memory()->reserve(Tag::kOther, bytes);
+             throw_if_error(reservation.status());
+             return std::move(reservation).value();
+           }),
+           Released());
 
   py::class_<UpdateBytes>(module, "UpdateBytes")
       .def_readonly("moving", &UpdateBytes::moving)
@@ -135,6 +150,7 @@ void bind_engine(py::module_& module) {
   module.def("managers_of", &managers_of);
   module.def("adopt_state", &adopt_state, Released());
   module.def("is_consumed", &is_consumed);
+  module.def("zeros_for", &zeros_for, Released());
   module.def("is_managed", [](const at::Tensor& tensor) {
     return Unit::of(tensor) != nullptr;
   });

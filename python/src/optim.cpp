@@ -54,6 +54,7 @@ void bind_optim(py::module_& module) {
       .def("begin_update", &BackwardUpdate::begin_update, py::arg("group"),
            py::arg("options"))
       .def("end_update", &BackwardUpdate::end_update, py::arg("parameter"))
+      .def("begun", &BackwardUpdate::begun)
       .def("check_options", &BackwardUpdate::check_options, py::arg("groups"))
       .def("end_step", &BackwardUpdate::end_step, py::arg("updated"));
 }

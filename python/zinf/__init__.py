@@ -22,8 +22,9 @@ if torch.__version__ != TORCH_VERSION:
 
 from zinf import _C
 from zinf._C import BudgetError
+from zinf._probe import Need
 from zinf.engine import Engine
 from zinf.optim import AdamW
 
 __version__ = _C.__version__
-__all__ = ["AdamW", "BudgetError", "Engine", "__version__"]
+__all__ = ["AdamW", "BudgetError", "Engine", "Need", "__version__"]

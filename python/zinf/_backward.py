@@ -10,6 +10,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from zinf import _C
+from zinf._probe import probe_under_way
 
 if TYPE_CHECKING:
     from zinf.optim import AdamW
@@ -48,6 +49,10 @@ class BackwardUpdate:
         """Refuses what should have been said before backward."""
         self._passes.check_options(groups)
 
+    def begun(self) -> bool:
+        """Whether there was a backward pass since the last step."""
+        return self._passes.begun()
+
     def end_step(self, updated: Sequence[torch.Tensor] = ()) -> None:
         """step() has updated the rest, or a good state was loaded."""
         self._passes.end_step(updated)
@@ -61,7 +66,13 @@ class BackwardUpdate:
         if not self._passes.on_gradient(parameter, waits=optimizer.max_grad_norm is not None):
             return
         split = optimizer.master == "split"
-        if not optimizer.state.get(parameter) and not _C.update_bytes(parameter, split=split).weight_stays:
+        probe = probe_under_way()
+        stays = _C.update_bytes(parameter, split=split).weight_stays
+        if probe is not None and stays:
+            probe.hold(optimizer, [parameter])
+            self._passes.end_update(parameter)
+            return
+        if probe is not None or not (stays or optimizer.state.get(parameter)):
             _C.check_first_update(parameter, split=split)
             self._passes.defer(parameter)
             return
@@ -71,7 +82,7 @@ class BackwardUpdate:
     @torch.no_grad()
     def _update_deferred(self, parameters: Sequence[torch.Tensor]) -> None:
         optimizer = self._optimizer()
-        if optimizer is None:
+        if optimizer is None or probe_under_way() is not None:
             return
         optimizer._prepare(parameters)
         for parameter in parameters:

@@ -7,13 +7,13 @@ import functools
 import io
 import os
 import pickle
-import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from zinf import _C
+from zinf._random import random_states, set_random_states
 from zinf._states import NARROW
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ def save(path: str, models: list[torch.nn.Module], optimizers: list[AdamW], extr
     meta = {
         "groups": [_groups(models, optimizer) for optimizer in optimizers],
         "steps": steps,
-        "rng": torch.get_rng_state(),
-        "python_rng": random.getstate(),
-        "numpy_rng": _numpy_rng(),
+        **random_states(),
         "extra": extra,
     }
     data = _encode_meta(meta)
@@ -85,12 +83,7 @@ def load(
         optimizer._heal()
     for optimizer, groups, steps in zip(optimizers, meta["groups"], meta["steps"], strict=True):
         _restore_groups(models, optimizer, groups, steps)
-    torch.set_rng_state(meta["rng"])
-    if meta["python_rng"] is not None:  # as it is in a checkpoint of C++
-        version, state, gauss = meta["python_rng"]
-        random.setstate((version, tuple(state), gauss))
-    if meta["numpy_rng"] is not None:
-        _set_numpy_rng(meta["numpy_rng"])
+    set_random_states(meta)
     return reader.step, meta["extra"]
 
 
@@ -329,20 +322,3 @@ def _restore_groups(
         for parameter in group["params"]:
             if optimizer.state.get(parameter):
                 optimizer.state[parameter]["step"].fill_(steps[_name_of(names, parameter)])
-
-
-def _numpy_rng() -> Any:
-    try:
-        import numpy
-    except ImportError:
-        return None
-    state: Any = numpy.random.get_state()
-    name, keys, position, has_gauss, gauss = state
-    return name, keys.tolist(), position, has_gauss, gauss
-
-
-def _set_numpy_rng(state: Any) -> None:
-    import numpy
-
-    name, keys, position, has_gauss, gauss = state
-    numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, gauss))

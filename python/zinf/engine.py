@@ -9,7 +9,7 @@ import math
 import numbers
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.nn.modules.module import (
 )
 
 from zinf import _C, _constructors, checkpoint
+from zinf._probe import Need, measure
 from zinf._states import joined
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Engine:
             nvme_endurance=_size(nvme_endurance, "nvme_endurance"),
         )
         self._closed = False
+
         self._stale = True  # there may be parameters that the models did not have before
         self._modules: list[weakref.ref[torch.nn.Module]] = []  # in the order of their coming
         self._released: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -178,6 +180,21 @@ class Engine:
     def stats(self) -> dict[str, float]:
         """Counts and bytes so far: see docs/python.md."""
         return self._manager.stats()
+
+    def probe(self, step: Callable[[], Any]) -> Need:
+        """Runs a training step and says the least host_memory with which it works; nothing is trained.
+
+        step: forward and backward, with or without the optimizer's step(). It may take more memory than
+        host_memory, if the machine has it. Weights, optimizer states, gradients, buffers and random
+        states are afterwards what they were.
+
+        Example:
+            >>> need = engine.probe(lambda: model(**batch).loss.backward())
+            >>> need.least_bytes, need.fits
+            (3221225472, True)
+        """
+        self._check_open()
+        return measure(self, step)
 
     def save(self, path: str | os.PathLike[str], extra: Any = None) -> None:
         """Writes weights, buffers, optimizer states, RNG states and `extra` to a new directory.

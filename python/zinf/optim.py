@@ -11,8 +11,9 @@ import torch
 
 from zinf import _C
 from zinf._backward import BackwardUpdate
+from zinf._probe import probe_under_way
 from zinf._states import NARROW, copied
-from zinf.engine import engine_of, engine_of_manager, note_optimizer
+from zinf.engine import engine_of_manager, note_optimizer
 
 _TYPES = (torch.float32, *NARROW)
 _OPTIONS = ("max_grad_norm", "master", "update", "micro_batches", "_failure")  # in copies
@@ -148,6 +149,10 @@ class AdamW(torch.optim.Optimizer):
         options = [self._options(group) for group in self.param_groups]
         if self._backward is not None:
             self._backward.check_options(options)
+        probe = probe_under_way()
+        if probe is not None:
+            probe.step(self)
+            return loss
         self._refresh()
         if float(getattr(self, "found_inf", 0.0)):
             return loss  # the scaler has found a gradient that is not finite
@@ -277,10 +282,7 @@ class AdamW(torch.optim.Optimizer):
     def _make_state(self, parameter: torch.Tensor) -> None:
         try:
             for name in ("exp_avg", "exp_avg_sq"):
-                zeros = torch.zeros_like(
-                    parameter, dtype=torch.float32, device="cpu", memory_format=torch.preserve_format
-                )
-                self._set_state(parameter, name, zeros)
+                self.state[parameter][name] = _C.zeros_for(parameter, name)
             if parameter.dtype in NARROW:
                 self._set_master(parameter, parameter)
             self.state[parameter]["step"] = torch.zeros((), dtype=torch.float32)

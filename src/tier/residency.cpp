@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <utility>
 
 #include "src/base/check.h"
@@ -167,6 +168,14 @@ void Residency::Impl::give(StateRef ref, Block block) {
   count_memory(state, true);
 }
 
+void Residency::Impl::start_as_zeros(StateRef ref) {
+  MutexLock lock(mutex_);
+  State& state = at(ref);
+  ZINF_CHECK(state.place == kEmpty, "%s is %s, not empty",
+             state.spec.name().c_str(), place_name(state.place).data());
+  state.zeros = true;
+}
+
 void Residency::Impl::give_memory(State& state) {
   set_awaited(state, false);
   if (state.block.owner == nullptr) return;
@@ -184,7 +193,8 @@ Result<Residency::Impl::Need> Residency::Impl::try_pin(State& state, Use use) {
   if (state.place == kReading || (state.place == kWriting && change)) {
     return Need::kWait;
   }
-  if (state.place == kEmpty && use != Use::kReplace) {
+  bool zeros = state.place == kEmpty && state.zeros && use != Use::kReplace;
+  if (state.place == kEmpty && use != Use::kReplace && !zeros) {
     return Status::error(Code::kNotFound,
                          state.spec.name() + " has no content yet");
   }
@@ -199,7 +209,10 @@ Result<Residency::Impl::Need> Residency::Impl::try_pin(State& state, Use use) {
       if (status.code() == Code::kOverBudget) return Need::kRoom;
       return status.in(state.spec.name());
     }
-    if (use != Use::kReplace) {
+    if (zeros) {
+      std::memset(state.block.bytes.data(), 0, state.block.bytes.size());
+      move_to(state, kDirty);
+    } else if (use != Use::kReplace) {
       move_to(state, kReading);
       ++stats_.fetches;
       return Need::kLaunch;
@@ -511,6 +524,7 @@ Result<StateRef> Residency::add(const StateSpec& spec, Home home, void* owner,
                                 Worth worth) {
   return impl_->add(spec, home, owner, worth);
 }
+void Residency::start_as_zeros(StateRef state) { impl_->start_as_zeros(state); }
 void Residency::give(StateRef state, Block block) {
   impl_->give(state, std::move(block));
 }

@@ -26,6 +26,7 @@ class Residency::Impl {
                        Worth worth);
   void give(StateRef ref, Block block);
   void rename(StateRef ref, const std::string& unit);
+  void start_as_zeros(StateRef ref);
   void remove(StateRef ref);
   Result<std::span<std::byte>> pin(StateRef ref, Use use);
   void unpin(StateRef ref, Use use);
@@ -60,6 +61,7 @@ class Residency::Impl {
     std::uint64_t last_use = 0;
     bool leaving = false;  // drop it when nobody uses it
     bool awaited = false;  // prefetched, and not used since
+    bool zeros = false;    // when it is kEmpty, its content is zeros
     bool removed = false;
     bool placed = false;  // it has a place below, with or without content
     bool in_use = false;  // else the entry is free

@@ -32,7 +32,8 @@ std::size_t group_of(AdamW& optimizer, const at::Tensor& parameter) {
   return groups.size();
 }
 
-void update_deferred(AdamW& optimizer, const std::vector<at::Tensor>& deferred) {
+void update_deferred(AdamW& optimizer,
+                     const std::vector<at::Tensor>& deferred) {
   at::NoGradGuard no_grad;
   AdamWImpl& impl = AdamWImpl::of(optimizer);
   std::lock_guard lock(impl.updating);

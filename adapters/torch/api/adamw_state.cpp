@@ -1,4 +1,4 @@
-#include <ATen/ops/zeros_like.h>
+
 #include <torch/serialize/archive.h>
 
 #include "adapters/torch/api/adamw_impl.h"
@@ -42,12 +42,8 @@ AdamWState* find_state(const AdamW& optimizer, const at::Tensor& parameter) {
 
 AdamWState& make_state(AdamW& optimizer, const at::Tensor& parameter) {
   auto state = std::make_unique<AdamWState>();
-  at::TensorOptions options =
-      at::TensorOptions().dtype(at::kFloat).device(at::kCPU);
-  state->exp_avg = at::zeros_like(parameter.detach(), options);
-  state->exp_avg_sq = at::zeros_like(parameter.detach(), options);
-  adopt_state(parameter, state->exp_avg, "exp_avg");
-  adopt_state(parameter, state->exp_avg_sq, "exp_avg_sq");
+  state->exp_avg = zeros_for(parameter, "exp_avg");
+  state->exp_avg_sq = zeros_for(parameter, "exp_avg_sq");
   if (is_narrow(parameter)) set_master(optimizer, *state, parameter, {});
   AdamWState& made = *state;
   optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);

@@ -138,5 +138,45 @@ TEST_F(HostMemoryTest, StatesLeaveInTheOrderOfTheirWorth) {
   EXPECT_EQ(memory->make_room(1), 0u);
 }
 
+// The same work with the measured limit goes through, with less it does not.
+TEST_F(HostMemoryTest, MeasuringFindsTheLeastLimit) {
+  auto memory = ok(HostMemory::create(0));
+  auto states = tier(memory);
+  std::vector<StateRef> refs;
+  for (int i = 0; i < 4; ++i) refs.push_back(add(*states, i));
+  auto work = [&]() -> Status {
+    ZINF_ASSIGN(void* tensor, memory->arena().try_allocate(3 * kBytes));
+    std::unique_ptr<void, void (*)(void*)> held(tensor, &Arena::free);
+    for (int i = 0; i + 1 < 4; ++i) {
+      ZINF_ASSIGN(Pin one, states->residency().pin(refs[i], Use::kChange));
+      ZINF_ASSIGN(Pin two, states->residency().pin(refs[i + 1], Use::kRead));
+    }
+    return {};
+  };
+  memory->start_measuring(64 * kBytes);
+  EXPECT_TRUE(work().ok());
+  EXPECT_TRUE(memory->reserve(Tag::kOther, 2 * kBytes).ok()) << "no more";
+  std::uint64_t least = memory->stop_measuring();
+  EXPECT_EQ(least, 5 * kBytes);
+  EXPECT_EQ(memory->budget().usage().limit_bytes, kAddressSpaceBytes);
+  memory->make_room(kAddressSpaceBytes);
+  memory->trim();
+  memory->set_limit(least - kPage);
+  EXPECT_EQ(work().code(), Code::kOverBudget);
+  memory->set_limit(least);
+  EXPECT_TRUE(work().ok());
+}
+
+TEST_F(HostMemoryTest, MeasuringEndsAtTheMost) {
+  auto memory = ok(HostMemory::create(0));
+  memory->start_measuring(4 * kBytes);
+  memory->set_limit(8 * kBytes);  // for afterwards
+  EXPECT_FALSE(memory->arena().try_allocate(5 * kBytes).ok());
+  EXPECT_FALSE(memory->reserve(Tag::kOther, 5 * kBytes).ok());
+  EXPECT_TRUE(memory->reserve(Tag::kOther, 3 * kBytes).ok());
+  EXPECT_EQ(memory->stop_measuring(), 3 * kBytes);
+  EXPECT_EQ(memory->budget().usage().limit_bytes, 8 * kBytes);
+}
+
 }  // namespace
 }  // namespace zinf

@@ -1,0 +1,140 @@
+"""engine.probe(): the least host_memory of a step, and nothing is trained."""
+
+import pytest
+import torch
+import zinf
+from torch import nn
+from twins import LR, assert_same_model, bits, born, budget
+
+MIB = 1 << 20
+WIDTH = 1536
+
+
+def build():
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)])  # 9 MiB each
+
+
+def loss(model, seed, rows=4):
+    x = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(seed))
+    return model(x).pow(2).mean()
+
+
+def train(engine, seeds, rows, **options):
+    """The model after some steps; BudgetError from wherever it comes."""
+    model = born(engine, build)
+    optimizer = zinf.AdamW(model.parameters(), lr=LR, **options)
+    for seed in seeds:
+        loss(model, seed, rows).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def least_of(nvme, rows, **options):
+    """Beside what the process's tensors hold anyway."""
+    base = budget(0)
+    with zinf.Engine(host_memory=base + 1024 * MIB, nvme=nvme) as engine:
+        model = born(engine, build)
+        optimizer = zinf.AdamW(model.parameters(), lr=LR, **options)
+        need = engine.probe(lambda: loss(model, 0, rows).backward())
+        assert need.fits
+        assert not any(optimizer.state.values())
+        return need.least_bytes - base
+
+
+@pytest.mark.parametrize("rows", [4, 4096])
+@pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.1}], ids=["free", "clipped"])
+@pytest.mark.parametrize("update", ["step", "backward"])
+def test_the_least_works_and_less_does_not(nvme, update, options, rows):
+    options = {"update": update, **options}
+    least = least_of(nvme, rows, **options)
+    with zinf.Engine(host_memory=budget(least), nvme=nvme) as engine:
+        train(engine, range(3), rows, **options)
+        stats = engine.stats()
+        assert stats["host_used_bytes"] <= stats["host_limit_bytes"]
+    with zinf.Engine(host_memory=budget(least - least // 10), nvme=nvme) as engine:
+        with pytest.raises(zinf.BudgetError):
+            train(engine, range(3), rows, **options)
+
+
+@pytest.mark.parametrize("update", ["step", "backward"])
+@pytest.mark.parametrize("with_step", [True, False])
+def test_nothing_is_trained(nvme, update, with_step):
+    def net():
+        return nn.Sequential(nn.Linear(WIDTH, 64), nn.BatchNorm1d(64), nn.Dropout(0.1), nn.Linear(64, 64))
+
+    with zinf.Engine(host_memory=budget(64 * MIB), nvme=nvme) as engine:
+        plain, model = net(), born(engine, net, seed=1)
+        plain.load_state_dict(model.state_dict())
+        optimizer = zinf.AdamW(model.parameters(), lr=LR, update=update)
+        before = torch.get_rng_state()
+
+        def step():
+            loss(model, 0).backward()
+            if with_step:
+                optimizer.step()
+                optimizer.zero_grad()
+
+        assert engine.probe(step).fits
+        assert_same_model(model, plain)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        assert not any(optimizer.state.values())
+        step()  # and goes on as if nothing had been
+
+
+def test_gradients_from_before_are_kept(nvme):
+    with zinf.Engine(host_memory=budget(64 * MIB), nvme=nvme) as engine:
+        model = born(engine, build)
+        zinf.AdamW(model.parameters(), lr=LR)
+        loss(model, 0).backward()
+        before = [bits(parameter.grad).clone() for parameter in model.parameters()]
+        engine.probe(lambda: loss(model, 1).backward())
+        assert all(torch.equal(bits(p.grad), b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def test_a_step_that_does_not_fit_is_measured_all_the_same(nvme):
+    with zinf.Engine(host_memory=budget(64 * MIB), nvme=nvme) as engine:
+        model = born(engine, build)
+        optimizer = zinf.AdamW(model.parameters(), lr=LR)
+        with pytest.raises(zinf.BudgetError, match="engine.probe"):
+            loss(model, 0, rows=16384).backward()
+        optimizer.zero_grad()
+        need = engine.probe(lambda: loss(model, 0, rows=16384).backward())
+        assert not need.fits and "does not fit" in str(need)
+        loss(model, 0).backward()  # the limit is as before
+        optimizer.step()
+        with pytest.raises(zinf.BudgetError):
+            loss(model, 0, rows=16384)
+
+
+def test_states_that_stay_are_counted():
+    base = budget(0)
+    with zinf.Engine(host_memory=budget(400 * MIB)) as engine:
+        model = born(engine, build)
+        optimizer = zinf.AdamW(model.parameters(), lr=LR)
+        least = engine.probe(lambda: loss(model, 0).backward()).least_bytes
+        assert not any(optimizer.state.values())
+    assert least - base >= 4 * 36 * MIB, "weights, gradients and two moments"
+
+
+def test_what_a_probe_refuses(nvme):
+    with zinf.Engine(nvme=nvme) as engine:
+        model = born(engine, build)
+        optimizer = zinf.AdamW(model.parameters(), lr=LR, update="backward")
+        with pytest.raises(RuntimeError, match="inside probe"):
+            engine.probe(lambda: engine.probe(lambda: None))
+
+        def step():
+            loss(model, 0).backward()
+            with torch.no_grad():
+                next(model.parameters()).mul_(2)
+
+        with pytest.raises(RuntimeError, match=r"changed 0.weight"):
+            engine.probe(step)
+        with pytest.raises(ZeroDivisionError):
+            engine.probe(lambda: 1 / 0)
+        loss(model, 0).backward()
+        with pytest.raises(RuntimeError, match="between backward and step"):
+            engine.probe(lambda: None)
+        optimizer.step()
