@@ -1,5 +1,5 @@
 # The two commands: `make demo` and `make test`. Each installs what it needs.
-.PHONY: help setup demo test test-all lint format bench dev asan tsan fuzz wheel clean
+.PHONY: help setup demo test test-all lint format bench sweep larger dev asan tsan fuzz wheel clean
 
 help:
 	@echo "make demo     set up, then run the main job"
@@ -9,6 +9,8 @@ help:
 	@echo "make format   rewrite sources in the project's format"
 	@echo "make test-all the Python tests with every model in every placement (an hour)"
 	@echo "make bench    the benchmarks of bench/ (several minutes, quiet machine)"
+	@echo "make sweep    budgets from too little to everything: refused or kept (half an hour)"
+	@echo "make larger   1.3 B parameters in a control group of 5 GB (root; half an hour)"
 	@echo "make dev      quick torch-free debug build and its tests"
 	@echo "make asan | tsan   the core's tests under sanitizers"
 	@echo "make fuzz     the store's readers under libFuzzer, 10 s each"
@@ -37,6 +39,12 @@ format:
 
 bench: setup
 	@scripts/bench.sh
+
+sweep: setup
+	@.venv/bin/python bench/e2e/budget_sweep.py --nvme $${ZINF_PATH:-build}
+
+larger: setup
+	@.venv/bin/python bench/e2e/larger_than_memory.py --nvme $${ZINF_PATH:-build}
 
 dev asan tsan:
 	@cmake --preset $@ > /dev/null

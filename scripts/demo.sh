@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The main job: a GPT on real text, its optimizer states on NVMe.
+# The main job: a GPT on real text, with a fraction of the memory that it takes.
 . "$(dirname "$0")/common.sh"
 path=${ZINF_PATH:-build}
 mkdir -p "$path"

@@ -36,6 +36,9 @@ class Need:
         )
 
 
+_CHUNK = 2 << 20  # tensors take memory in so large pieces
+
+
 def _text(size: int) -> str:
     return f"{size / (1 << 20):.1f} MiB"
 
@@ -96,6 +99,7 @@ def measure(engine: Engine, step: Callable[[], Any]) -> Need:
         finally:
             least = engine._manager.stop_measuring()
             _under_way = None
+    least += max(least // 32, _CHUNK)  # pieces of memory fit together differently from run to run
     return Need(least, engine.stats()["host_limit_bytes"])
 
 
