@@ -218,7 +218,7 @@ def test_a_disk_that_is_full_from_the_beginning(faults, nvme, tmp_path):
             assert faults.fired
             faults.clear()
             if for_good:
-                assert_told(error, "create-enospc", "tensor/weight")
+                assert_told(error, "create-enospc", None)  # when the optimizer is made
                 gc.collect()  # what was built of the model
                 run = Run(engine, "step")
             else:
