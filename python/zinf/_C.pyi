@@ -90,10 +90,15 @@ class Manager:
     def stats(self) -> dict[str, float]: ...
 
 class UpdateBytes:
-    moving: int
-    grad: int
-    new_states: int
-    weight_stays: bool
+    def __init__(self) -> None: ...  # raises: update_bytes() makes them
+    @property
+    def moving(self) -> int: ...
+    @property
+    def grad(self) -> int: ...
+    @property
+    def new_states(self) -> int: ...
+    @property
+    def weight_stays(self) -> bool: ...
 
 class HostReservation:
     def __init__(self, bytes: int, /) -> None: ...
