@@ -44,7 +44,7 @@ void start_measuring(Manager& manager) {
     most = std::min(most, *machine.cgroup_limit_bytes -
                               *machine.cgroup_limit_bytes / kLeave);
   }
-  memory.start_measuring(most);
+  manager.tier().start_measuring(most);
 }
 
 EngineStats engine_stats(Manager& manager) {

@@ -95,6 +95,10 @@ ManagerOptions manager_options(const EngineOptions& options) {
   made.evict_always = options.evict == "always";
   made.audit = options.audit;
   made.host_bytes = bytes_of(options.host_memory, "host_memory");
+  if (made.host_bytes > kAddressSpaceBytes) {
+    refuse("host_memory is \"" + options.host_memory.text() +
+           "\", which is more than any memory");
+  }
   made.device_bytes = device_bytes_of(options.device_memory);
   made.tier.weights = parse_where("weights", options.weights);
   made.tier.states = parse_where("states", options.states);

@@ -149,9 +149,11 @@ at::Tensor Unit::zeros(std::shared_ptr<Manager> manager, const at::Tensor& like,
   unit->register_state();
   unit->residency_.start_as_zeros(unit->state_);
   Unit* made = unit.release();
+  made->retain();  // until the end of this function
   manager->enlist(made);
   at::Tensor tensor = made->tensor_of(storage, like, at::kFloat);
   made->know(tensor);
+  made->drop_reference();
   return tensor;
 }
 
@@ -160,8 +162,11 @@ at::Tensor Unit::consumed(std::shared_ptr<Manager> manager,
   auto storage = storage_without_memory(like.nbytes(), like.device());
   Unit* unit = new Unit(manager, storage, Role::kGrad, std::move(name));
   unit->consumed_ = true;
+  unit->retain();  // until the end of this function
   manager->enlist(unit);
-  return unit->tensor_of(storage, like, like.scalar_type());
+  at::Tensor tensor = unit->tensor_of(storage, like, like.scalar_type());
+  unit->drop_reference();
+  return tensor;
 }
 
 void Unit::check_usable() const {

@@ -10,6 +10,7 @@ tensors. The least budget that engine.probe() names is compared with the least t
 import argparse
 import os
 import platform
+import shutil
 import sys
 import tempfile
 
@@ -44,7 +45,7 @@ class Sweep:
 
     def try_budget(self, budget: int, update: str) -> bool:
         """Whether it was kept."""
-        result = self.train(budget, update)
+        result = {"losses": [], **self.train(budget, update)}
         allowed = budget + budget // 20 + self.outside
         verdict = "kept"
         if result.get("error") == "BudgetError" and not result["losses"]:
@@ -113,15 +114,16 @@ def main() -> int:
             sweep.bad.append(lines[-1])
     low, high = min(named.values()) // 2, 20 * sweep.parameters
     for index in range(args.budgets):
-        budget = int(low * (high / low) ** (index / (args.budgets - 1)))
+        budget = int(low * (high / low) ** (index / max(1, args.budgets - 1)))
         sweep.try_budget(budget, ("step", "backward")[index % 2])
-    os.rmdir(sweep.nvme)
+
     lines += ["", HEADER, *map(_line, sorted(sweep.rows, key=lambda row: row["budget"])), ""]
     lines.append("\n".join(sweep.bad) if sweep.bad else "Every budget was refused or kept.")
     print(lines[-1])
     if args.out:
         with open(args.out, "w") as file:
             file.write("\n".join(lines) + "\n")
+    shutil.rmtree(sweep.nvme, ignore_errors=True)  # of a worker that was killed
     return 1 if sweep.bad else 0
 
 

@@ -138,7 +138,7 @@ def main() -> None:
         run.train()
     except Exception as error:
         run.result["error"] = type(error).__name__
-        run.result["message"] = str(error).splitlines()[0]
+        run.result["message"] = (str(error).splitlines() or [""])[0]
         run.result["where"] = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
         del error
     run.report()

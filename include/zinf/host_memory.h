@@ -32,7 +32,8 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   // small grows, up to `most_bytes`, instead of refusing: in the end it is the
   // least with which the same work can be done.
   void start_measuring(std::uint64_t most_bytes);
-  // That limit; the one from before is in force again.
+  // That limit, or 0 when nothing was measured; the one from before is in force
+  // again.
   std::uint64_t stop_measuring();
 
   const Budget& budget() const;

@@ -87,6 +87,10 @@ class HostTier {
   // moment when it may be much.
   void note_others(std::uint64_t more_bytes = 0);
 
+  // As HostMemory's; what is noted meanwhile is forgotten.
+  void start_measuring(std::uint64_t most_bytes);
+  std::uint64_t stop_measuring();
+
   // An optimizer's step has ended: see WearStats.
   void count_step();
 

@@ -21,7 +21,5 @@ struct NvmePath {
 // a path, whatever colons it has; otherwise what follows the last colon is the
 // limit. kInvalid, with the text, when that is no size.
 Result<NvmePath> parse_nvme_path(std::string_view text);
-Result<std::vector<NvmePath>> parse_nvme_paths(
-    const std::vector<std::string>& texts);
 
 }  // namespace zinf

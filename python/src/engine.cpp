@@ -112,7 +112,7 @@ void bind_engine(py::module_& module) {
           Released())
       .def(
           "stop_measuring",
-          [](Manager& self) { return self.tier().memory().stop_measuring(); },
+          [](Manager& self) { return self.tier().stop_measuring(); },
           Released())
       .def("fail", &Manager::fail)
       .def("heal", &Manager::heal)

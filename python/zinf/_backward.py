@@ -67,12 +67,12 @@ class BackwardUpdate:
             return
         split = optimizer.master == "split"
         probe = probe_under_way()
-        stays = _C.update_bytes(parameter, split=split).weight_stays
-        if probe is not None and stays:
-            probe.hold(optimizer, [parameter])
+        at_once = parameter.device.type != "cpu" or _C.update_bytes(parameter, split=split).weight_stays
+        if probe is not None and at_once:
+            probe.update(optimizer, parameter)
             self._passes.end_update(parameter)
             return
-        if probe is not None or not (stays or optimizer.state.get(parameter)):
+        if probe is not None or not (at_once or optimizer.state.get(parameter)):
             _C.check_first_update(parameter, split=split)
             self._passes.defer(parameter)
             return

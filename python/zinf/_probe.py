@@ -67,6 +67,12 @@ class Probe:
         needs = [_needs(optimizer, parameter).moving for parameter in due if _C.is_managed(parameter)]
         _C.HostReservation(max(needs, default=0))
 
+    def update(self, optimizer: AdamW, parameter: torch.Tensor) -> None:
+        """In the place of an update inside backward, of a weight that stays in memory."""
+        self.hold(optimizer, [parameter])
+        needs = _needs(optimizer, parameter)
+        _C.HostReservation(needs.moving - needs.grad)
+
     def finish(self, optimizers: list[AdamW]) -> None:
         for optimizer in optimizers:
             if optimizer not in self._stepped:
@@ -91,15 +97,15 @@ def measure(engine: Engine, step: Callable[[], Any]) -> Need:
         if optimizer._backward is not None and optimizer._backward.begun():
             raise RuntimeError("probe() between backward and step(): call it after step()")
     with _unchanged(engine, optimizers):
-        _under_way = Probe(engine)
-        engine._manager.start_measuring()
         try:
+            _under_way = Probe(engine)
+            engine._manager.start_measuring()
             step()
             _under_way.finish(optimizers)
         finally:
-            least = engine._manager.stop_measuring()
             _under_way = None
-    least += max(least // 32, _CHUNK)  # pieces of memory fit together differently from run to run
+            least = engine._manager.stop_measuring()
+    least += max(least // 32, 2 * _CHUNK)  # pieces of memory fit together differently from run to run
     return Need(least, engine.stats()["host_limit_bytes"])
 
 

@@ -49,7 +49,12 @@ class AdamW(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Asked by GradScaler, which then gives its scale to step() instead of refusing float16 gradients."""
         if self._backward is not None:
-            raise RuntimeError('GradScaler does not work with update="backward": use update="step"')
+            if self._backward.begun():
+                self._fail("backward has updated weights with gradients of a scaled loss")
+            raise RuntimeError(
+                'GradScaler does not work with update="backward": use update="step"; if a backward of the '
+                "scaled loss has run, weights are updated with scaled gradients: only engine.load() helps"
+            )
         return True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -68,6 +68,7 @@ struct HostTier::Parts {
   Residency residency;
   std::shared_ptr<void> giver = nullptr;  // of the residency's memory
   std::atomic<std::uint64_t> others_high_bytes = 0;
+  std::uint64_t others_before_bytes = 0;  // while measuring
   Mutex mutex = {};
   Wear wear ZINF_GUARDED_BY(mutex);
 };
@@ -128,6 +129,17 @@ Result<StateRef> HostTier::add(const StateSpec& spec, Role role, void* owner) {
 Status HostTier::reserve(std::uint64_t bytes, std::size_t num_states) {
   if (parts_->scratch == nullptr) return {};
   return parts_->scratch->reserve(bytes, num_states);
+}
+
+void HostTier::start_measuring(std::uint64_t most_bytes) {
+  parts_->others_before_bytes = parts_->others_high_bytes;
+  parts_->memory->start_measuring(most_bytes);
+}
+
+std::uint64_t HostTier::stop_measuring() {
+  std::uint64_t least = parts_->memory->stop_measuring();
+  if (least != 0) parts_->others_high_bytes = parts_->others_before_bytes;
+  return least;
 }
 
 void HostTier::note_others(std::uint64_t more_bytes) {

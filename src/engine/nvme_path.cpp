@@ -16,9 +16,11 @@ bool exists(const std::string& path) {
 std::string with_local_rank(std::string_view text) {
   constexpr std::string_view kPlace = "{local_rank}";
   const char* rank = std::getenv("LOCAL_RANK");
+  std::string given = rank == nullptr ? "0" : rank;
   std::string path(text);
-  for (std::size_t at = 0; (at = path.find(kPlace, at)) != std::string::npos;) {
-    path.replace(at, kPlace.size(), rank == nullptr ? "0" : rank);
+  for (std::size_t at = path.find(kPlace); at != std::string::npos;
+       at = path.find(kPlace, at + given.size())) {
+    path.replace(at, kPlace.size(), given);
   }
   return path;
 }
@@ -40,16 +42,6 @@ Result<NvmePath> parse_nvme_path(std::string_view text) {
   }
   if (*limit != 0) return NvmePath{before, *limit};
   return Status::error(Code::kInvalid, context + " must be more than nothing");
-}
-
-Result<std::vector<NvmePath>> parse_nvme_paths(
-    const std::vector<std::string>& texts) {
-  std::vector<NvmePath> paths;
-  for (const std::string& text : texts) {
-    ZINF_ASSIGN(NvmePath path, parse_nvme_path(text));
-    paths.push_back(std::move(path));
-  }
-  return paths;
 }
 
 }  // namespace zinf

@@ -108,11 +108,12 @@ Status Scratch::discard(std::uint32_t state) {
 }
 
 Status Scratch::undefine(State& state) {
-  StateId id = std::exchange(state.id, {});
-  if (id == StateId{}) return {};
+  if (state.id == StateId{}) return {};
+  ZINF_TRY(store_->remove(state.id));
+  state.id = {};
   used_bytes_ -= padded(state.spec.bytes);
   --used_states_;
-  return store_->remove(id);
+  return {};
 }
 
 Status Scratch::prepare(std::uint32_t state) {

@@ -201,7 +201,6 @@ Result<Residency::Impl::Need> Residency::Impl::try_pin(State& state, Use use) {
   if (state.place == kFailed) {
     ZINF_TRY(options_.backing->discard(state.below));
     state.placed = false;
-    state.error = {};
   }
   if (state.place == kEmpty || state.place == kAbsent ||
       state.place == kFailed) {
@@ -209,6 +208,7 @@ Result<Residency::Impl::Need> Residency::Impl::try_pin(State& state, Use use) {
       if (status.code() == Code::kOverBudget) return Need::kRoom;
       return status.in(state.spec.name());
     }
+    state.error = {};
     if (zeros) {
       std::memset(state.block.bytes.data(), 0, state.block.bytes.size());
       move_to(state, kDirty);

@@ -174,6 +174,8 @@ def test_grad_scaler_is_refused(engine):
     scaler.scale(net_loss(model)).backward()
     with pytest.raises(RuntimeError, match="GradScaler does not work"):
         scaler.step(optimizer)
+    with pytest.raises(RuntimeError, match="gradients of a scaled loss"):
+        optimizer.step()
 
 
 class Break(torch.autograd.Function):

@@ -52,7 +52,7 @@ def test_the_least_works_and_less_does_not(nvme, update, options, rows):
         train(engine, range(3), rows, **options)
         stats = engine.stats()
         assert stats["host_used_bytes"] <= stats["host_limit_bytes"]
-    with zinf.Engine(host_memory=budget(least - least // 10), nvme=nvme) as engine:
+    with zinf.Engine(host_memory=budget(least - least // 7), nvme=nvme) as engine:
         with pytest.raises(zinf.BudgetError):
             train(engine, range(3), rows, **options)
 
@@ -138,3 +138,26 @@ def test_what_a_probe_refuses(nvme):
         with pytest.raises(RuntimeError, match="between backward and step"):
             engine.probe(lambda: None)
         optimizer.step()
+
+
+def test_a_probe_leaves_no_trace_in_what_is_reserved(nvme):
+    """Everything fits in memory: nothing is reserved on NVMe, also after a probe."""
+    with zinf.Engine(host_memory=budget(900 * MIB), nvme=f"{nvme}:40MB") as engine:
+        model = born(engine, build)
+        optimizer = zinf.AdamW(model.parameters(), lr=LR)
+        engine.probe(lambda: loss(model, 0).backward())
+        loss(model, 0).backward()
+        optimizer.step()
+
+
+def test_updates_beside_weights_that_stay_are_counted(nvme):
+    least = {}
+    for update in ("step", "backward"):
+        with zinf.Engine(host_memory=budget(900 * MIB), nvme=nvme, weights="host", states="nvme") as engine:
+            model = born(engine, build)
+            optimizer = zinf.AdamW(model.parameters(), lr=LR, update=update)
+            base = zinf._C.trim_host_memory()
+            least[update] = engine.probe(lambda m=model: loss(m, 0).backward()).least_bytes - base
+            assert not any(optimizer.state.values())
+    assert least["backward"] >= 18 * MIB, "two moments of a weight"
+    assert least["step"] >= 18 * MIB

@@ -263,7 +263,7 @@ torch::Tensor AdamW::step(LossClosure closure) {
     throw;
   }
   if (impl_->backward != nullptr) impl_->backward->end_step(updated);
-  for (const auto& manager : managers_of(updated)) {
+  for (const auto& manager : managers_of(all_parameters(*this))) {
     if (manager != nullptr) manager->count_step();
   }
   return loss;

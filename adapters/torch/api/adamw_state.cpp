@@ -1,4 +1,3 @@
-
 #include <torch/serialize/archive.h>
 
 #include "adapters/torch/api/adamw_impl.h"

@@ -278,10 +278,6 @@ void restore_groups(const Names& names, AdamW& optimizer, const IValue& groups,
   }
 }
 
-std::string unfinished(const std::string& path) {
-  return "engine.load(\"" + path + "\") was not finished";
-}
-
 void renew_masters(const AdamW& optimizer) {
   for (const at::Tensor& parameter : all_parameters(optimizer)) {
     AdamWState* state = find_state(optimizer, parameter);
@@ -336,8 +332,12 @@ void save_checkpoint(const std::string& path, const Models& models,
       save_tensors(path, tensors, static_cast<std::uint64_t>(last), *data));
 }
 
+std::string unfinished(const std::string& path) {
+  return "engine.load(\"" + path + "\") was not finished";
+}
+
 Loaded load_checkpoint(const std::string& path, const Models& models,
-                       const std::vector<AdamW*>& optimizers) {
+                       const std::vector<AdamW*>& optimizers, bool& begun) {
   at::NoGradGuard no_grad;
   check_models(models);
   Opened opened = open_checkpoint(path);
@@ -361,6 +361,7 @@ Loaded load_checkpoint(const std::string& path, const Models& models,
     throw_if_error(opened.reader->check(tensor));
   }
 
+  begun = true;
   for (AdamW* optimizer : optimizers) {
     AdamWImpl::of(*optimizer).failure = unfinished(path);
   }
@@ -385,7 +386,7 @@ Loaded load_checkpoint(const std::string& path, const Models& models,
 }
 
 Loaded load_weights(const std::string& path, const Models& models,
-                    const std::vector<AdamW*>& optimizers) {
+                    const std::vector<AdamW*>& optimizers, bool& begun) {
   at::NoGradGuard no_grad;
   check_models(models);
   Opened opened = open_checkpoint(path);
@@ -393,6 +394,7 @@ Loaded load_weights(const std::string& path, const Models& models,
   for (const NamedTensor& tensor : tensors) {
     throw_if_error(opened.reader->check(tensor));
   }
+  begun = true;
   std::vector<std::string> failures;
   for (AdamW* optimizer : optimizers) {
     failures.push_back(

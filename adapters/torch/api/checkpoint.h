@@ -14,11 +14,15 @@ void save_checkpoint(const std::string& path, const Models& models,
                      const std::vector<AdamW*>& optimizers,
                      const c10::IValue& extra);
 
+// `begun` is set when the first content is about to be changed.
 Loaded load_checkpoint(const std::string& path, const Models& models,
-                       const std::vector<AdamW*>& optimizers);
+                       const std::vector<AdamW*>& optimizers, bool& begun);
 
 // Weights and buffers alone: what the optimizers have stays.
 Loaded load_weights(const std::string& path, const Models& models,
-                    const std::vector<AdamW*>& optimizers);
+                    const std::vector<AdamW*>& optimizers, bool& begun);
+
+// How a load that failed after that is told.
+std::string unfinished(const std::string& path);
 
 }  // namespace zinf

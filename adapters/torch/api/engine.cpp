@@ -62,11 +62,15 @@ Loaded Engine::load(const std::string& path, const LoadOptions& options) {
     refuse("only is \"" + options.only + "\", must be \"weights\" or nothing");
   }
   auto load = options.only.empty() ? load_checkpoint : load_weights;
-  std::string failure = impl_->manager()->heal();
+  Manager& manager = *impl_->manager();
+  std::string failure = manager.heal();
+  bool begun = false;
   try {
-    return load(path, impl_->models(), impl_->optimizers());
+    return load(path, impl_->models(), impl_->optimizers(), begun);
   } catch (...) {
-    if (!failure.empty()) impl_->manager()->fail(failure);
+    // What is half loaded is not used, nor what had failed before.
+    if (begun) failure = unfinished(path);
+    if (!failure.empty()) manager.fail(failure);
     throw;
   }
 }
