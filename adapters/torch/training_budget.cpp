@@ -114,14 +114,18 @@ std::uint64_t overflow(const Budgets& budgets, std::uint64_t bytes,
   return std::min(bytes, bytes - room + budgets.largest);
 }
 
+// Whether what has this role never leaves memory.
+bool stays(const HostTierOptions& tier, Role role) {
+  return tier.nvme.empty() || tier.where(role) == Where::kHost;
+}
+
 // What stays in memory, and the rest of the update that needs most.
 std::uint64_t least_memory(const Manager& manager, const Budgets& budgets,
                            bool waiting) {
   const HostTierOptions& tier = manager.options().tier;
   Sizes stay;
   for (Role role : kRoles) {
-    bool fixed = tier.nvme.empty() || tier.where(role) == Where::kHost;
-    if (!fixed || (role == Role::kGrad && !waiting)) continue;
+    if (!stays(tier, role) || (role == Role::kGrad && !waiting)) continue;
     stay.of(role) = budgets.all.of(role);
   }
   std::uint64_t most = 0;
@@ -196,18 +200,15 @@ Status reserve_space(Manager& manager, const Budgets& budgets) {
 
 UpdateBytes update_bytes(const at::Tensor& parameter, bool split) {
   const HostTierOptions& tier = manager_of(parameter)->options().tier;
-  auto stays = [&](Role role) {
-    return tier.nvme.empty() || tier.where(role) == Where::kHost;
-  };
   Sizes sizes = sizes_of(parameter, split);
   UpdateBytes bytes;
-  bytes.weight_stays = stays(Role::kWeight);
-  if (!stays(Role::kGrad)) {
+  bytes.weight_stays = stays(tier, Role::kWeight);
+  if (!stays(tier, Role::kGrad)) {
     bytes.grad = align_up(sizes.of(Role::kGrad), std::uint64_t{kHugePage});
   }
   bytes.moving = bytes.grad;
   if (!bytes.weight_stays) bytes.moving += sizes.of(Role::kWeight);
-  (stays(Role::kState) ? bytes.new_states : bytes.moving) +=
+  (stays(tier, Role::kState) ? bytes.new_states : bytes.moving) +=
       sizes.of(Role::kState);
   return bytes;
 }

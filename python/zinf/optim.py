@@ -49,7 +49,7 @@ class AdamW(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Asked by GradScaler, which then gives its scale to step() instead of refusing float16 gradients."""
         if self._backward is not None:
-            if self._backward.begun():
+            if any(p.grad is not None and _C.is_consumed(p.grad) for p in self._parameters()):
                 self._fail("backward has updated weights with gradients of a scaled loss")
             raise RuntimeError(
                 'GradScaler does not work with update="backward": use update="step"; if a backward of the '

@@ -178,6 +178,17 @@ def test_grad_scaler_is_refused(engine):
         optimizer.step()
 
 
+def test_grad_scaler_is_refused_before_harm_where_gradients_wait(engine):
+    model = born(engine)
+    optimizer = backward_adamw(model, max_grad_norm=1.0)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(net_loss(model)).backward()
+    with pytest.raises(RuntimeError, match="GradScaler does not work"):
+        scaler.step(optimizer)
+    optimizer.zero_grad()
+    model(torch.ones(2, 72))  # nothing was updated: it can be used
+
+
 class Break(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
