@@ -188,6 +188,9 @@ struct Stats {
   std::uint64_t continued = 0;        // short transfers that were continued
   std::uint64_t retried = 0;          // EINTR and EAGAIN
   std::uint64_t turns = 0;            // of the queue's thread
+  // How long at least one read, or write, was with the back end.
+  std::uint64_t read_ns = 0;
+  std::uint64_t write_ns = 0;
 };
 
 // Thread-safe.

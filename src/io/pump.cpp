@@ -131,7 +131,9 @@ Stats Pump::stats() const {
           .buffered_blocks = counters_.buffered_blocks,
           .continued = counters_.continued,
           .retried = counters_.retried,
-          .turns = counters_.turns};
+          .turns = counters_.turns,
+          .read_ns = counters_.read_ns,
+          .write_ns = counters_.write_ns};
 }
 
 void Pump::submit(std::shared_ptr<RequestState> request) {
@@ -266,6 +268,7 @@ void Pump::run() {
     if (stopping && free_blocks_.size() == blocks_.size()) break;
     finished.clear();
     driver_->collect(finished, start_due_retries());
+    note_time();
     ++counters_.turns;
     for (RawOp* op : finished) complete(static_cast<Block*>(op));
   }
@@ -304,21 +307,42 @@ void Pump::admit(std::shared_ptr<RequestState> request) {
     }
     if (request->blocked_by > 0) return;
   }
-  queue_.push_back(std::move(request));
+  queue_of(*request).push_back(std::move(request));
+}
+
+Pump::Queue& Pump::queue_of(const RequestState& request) {
+  return request.operation == Operation::kRead ? reads_ : others_;
+}
+
+Pump::Queue& Pump::next_queue() {
+  bool read = others_.empty() || (!reads_.empty() && !read_last_);
+  read_last_ = read;
+  return read ? reads_ : others_;
 }
 
 void Pump::issue_blocks() {
-  while (!queue_.empty() && !free_blocks_.empty()) {
-    std::shared_ptr<RequestState> request = queue_.front();
+  note_time();
+  while (!free_blocks_.empty() && (!reads_.empty() || !others_.empty())) {
+    Queue& queue = next_queue();
+    std::shared_ptr<RequestState> request = queue.front();
     if (!request->status.ok()) {  // a block failed: the rest is not started
-      queue_.pop_front();
+      queue.pop_front();
       request->issued = request->bytes;
       if (request->blocks == 0) end_request(request);
       continue;
     }
     issue(request);
-    if (request->issued == request->bytes) queue_.pop_front();
+    if (request->issued == request->bytes) queue.pop_front();
   }
+}
+
+// What passed since the last time goes to whom the driver worked for.
+void Pump::note_time() {
+  auto now = std::chrono::steady_clock::now();
+  auto passed = static_cast<std::uint64_t>((now - noted_).count());
+  if (num_reading_ > 0) counters_.read_ns += passed;
+  if (num_writing_ > 0) counters_.write_ns += passed;
+  noted_ = now;
 }
 
 void Pump::issue(std::shared_ptr<RequestState> request) {
@@ -339,6 +363,8 @@ void Pump::issue(std::shared_ptr<RequestState> request) {
   block->retries = 0;
   from.issued += block->bytes;
   ++from.blocks;
+  if (from.operation == Operation::kRead) ++num_reading_;
+  if (from.operation == Operation::kWrite) ++num_writing_;
   block->request = std::move(request);
   start_block(block);
 }
@@ -425,6 +451,8 @@ bool Pump::continue_block(Block* block) {
 void Pump::end_block(Block* block) {
   std::shared_ptr<RequestState> request = std::move(block->request);
   free_blocks_.push_back(block);
+  if (request->operation == Operation::kRead) --num_reading_;
+  if (request->operation == Operation::kWrite) --num_writing_;
   --request->blocks;
   bool all_issued = request->issued == request->bytes;
   // A failed request that is still queued is ended by issue_blocks().
@@ -434,7 +462,7 @@ void Pump::end_block(Block* block) {
 void Pump::end_request(const std::shared_ptr<RequestState>& request) {
   writes_.erase(request.get());
   for (std::shared_ptr<RequestState>& sync : request->syncs) {
-    if (--sync->blocked_by == 0) queue_.push_front(std::move(sync));
+    if (--sync->blocked_by == 0) others_.push_front(std::move(sync));
   }
   request->syncs.clear();
   FileState& file = *request->file;
@@ -446,9 +474,10 @@ void Pump::end_request(const std::shared_ptr<RequestState>& request) {
 }
 
 void Pump::cancel_queue() {
-  while (!queue_.empty()) {
-    std::shared_ptr<RequestState> request = std::move(queue_.front());
-    queue_.pop_front();
+  while (!reads_.empty() || !others_.empty()) {
+    Queue& queue = next_queue();
+    std::shared_ptr<RequestState> request = std::move(queue.front());
+    queue.pop_front();
     if (request->status.ok()) {
       request->status = Status::error(
           Code::kCancelled, strf("%s %s: given up, the Io is shut down",

@@ -2,8 +2,10 @@
 // driver full, checks every completion and finishes requests.
 //
 // Life of a request: submit() puts it into `incoming_`; the pump's thread moves
-// it to `queue_`, issues its blocks in order as places become free, and when
-// its last block is back stores the outcome and wakes whoever waits.
+// it to a queue, issues its blocks in order as places become free, and when its
+// last block is back stores the outcome and wakes whoever waits. Reads have a
+// queue of their own, and the queues take turns: a read that somebody waits for
+// is not behind all writes that nobody waits for.
 #pragma once
 
 #include <atomic>
@@ -103,8 +105,12 @@ class Pump {
   // On the pump's thread.
   bool take_incoming();
   void admit(std::shared_ptr<RequestState> request);
+  using Queue = std::deque<std::shared_ptr<RequestState>>;
+  Queue& queue_of(const RequestState& request);
+  Queue& next_queue();
   void issue_blocks();
   void issue(std::shared_ptr<RequestState> request);
+  void note_time();
   void start_block(Block* block);
   std::chrono::nanoseconds start_due_retries();
   void complete(Block* block);
@@ -122,9 +128,14 @@ class Pump {
 
   // The pump's thread only.
   std::unique_ptr<Driver> driver_;
-  std::deque<std::shared_ptr<RequestState>> queue_;  // with blocks to issue
-  std::unordered_set<RequestState*> writes_;         // admitted, not done
-  std::vector<std::unique_ptr<Block>> blocks_;       // all, free or in flight
+  Queue reads_;   // with blocks to issue
+  Queue others_;  // the same
+  bool read_last_ = false;
+  int num_reading_ = 0;  // blocks with the driver
+  int num_writing_ = 0;
+  std::chrono::steady_clock::time_point noted_;
+  std::unordered_set<RequestState*> writes_;    // admitted, not done
+  std::vector<std::unique_ptr<Block>> blocks_;  // all, free or in flight
   std::vector<Block*> free_blocks_;
   std::vector<Slot> slots_;
   std::vector<Retry> retries_;  // blocks that wait for their next try
@@ -137,6 +148,8 @@ class Pump {
     std::atomic<std::uint64_t> continued = 0;
     std::atomic<std::uint64_t> retried = 0;
     std::atomic<std::uint64_t> turns = 0;
+    std::atomic<std::uint64_t> read_ns = 0;
+    std::atomic<std::uint64_t> write_ns = 0;
   };
   Counters counters_;
 
