@@ -48,6 +48,8 @@ struct PlanInput {
   double read_bytes_per_second = 1e9;  // positive
   double write_bytes_per_second = 1e9;
   std::span<const double> compute_seconds;  // by position; empty: unknown
+  // By position: what others than the states take of the budget. Empty: none.
+  std::span<const std::uint64_t> taken_bytes = {};
 };
 
 enum class ActionKind : std::uint8_t {
@@ -88,7 +90,7 @@ Result<std::uint64_t> least_budget(const Trace& trace, const PlanInput& input);
 struct Forecast {
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
-  std::uint64_t high_bytes = 0;  // the most in memory
+  std::uint64_t high_bytes = 0;  // of states, the most in memory
   double seconds = 0;
   double stall_seconds = 0;  // of these, waiting for reads and writes
 };

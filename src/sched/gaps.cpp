@@ -40,7 +40,16 @@ Status check_input(const Trace& trace, const PlanInput& input) {
         strf("plan: the compute times of %zu positions for a trace of %zu",
              num_times, trace.size()));
   }
+  const std::size_t num_taken = input.taken_bytes.size();
+  if (num_taken != 0 && num_taken != trace.size()) {
+    return Status::error(
+        Code::kInvalid,
+        strf("plan: what others take at %zu positions for a trace of %zu",
+             num_taken, trace.size()));
+  }
   std::uint64_t left = kMostBytes;
+  const auto most = std::ranges::max_element(input.taken_bytes);
+  if (most != input.taken_bytes.end()) left -= std::min(left, *most);
   for (const PlanState& state : input.states) {
     if (state.bytes > left)
       return Status::error(Code::kInvalid, "plan: the states exceed 4 EiB");
@@ -101,6 +110,8 @@ Gaps find_gaps(const Trace& trace, const PlanInput& input) {
                static_cast<std::int64_t>(input.states[state].bytes));
   }
   found.used_bytes = std::move(used).sums();
+  for (std::size_t p = 0; p < input.taken_bytes.size(); ++p)
+    found.used_bytes[p] += static_cast<std::int64_t>(input.taken_bytes[p]);
   return found;
 }
 

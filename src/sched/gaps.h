@@ -33,15 +33,17 @@ struct Gap {
 // Gap i follows use i of the trace.
 struct Gaps {
   std::vector<Gap> gaps;
-  // In memory whatever is kept: states in use, and those that stay.
+  // In memory whatever is kept: states in use, those that stay, and what others
+  // take.
   std::vector<std::int64_t> used_bytes;  // by position
 };
 
 // Of all states together: sums and differences of bytes stay in 64 bits.
 inline constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 62;
 
-// kInvalid for a state that is not in input.states, compute times of another
-// number of positions, bandwidths that are not positive, more than kMostBytes.
+// kInvalid for a state that is not in input.states, compute times or taken
+// bytes of another number of positions, bandwidths that are not positive, more
+// than kMostBytes.
 Status check_input(const Trace& trace, const PlanInput& input);
 
 // The input was checked.
