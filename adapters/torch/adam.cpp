@@ -151,12 +151,13 @@ Status adam_update(const AdamOptions& options, const AdamStep& step,
                    const AdamTensors& tensors, ThreadPool* pool,
                    double* grad_squares) {
   Pins pins;
-  pins.take(tensors.weight, Use::kChange);
-  pins.take(tensors.grad, Use::kRead);
-  pins.take(tensors.exp_avg, Use::kChange);
-  pins.take(tensors.exp_avg_sq, Use::kChange);
-  if (tensors.master) pins.take(*tensors.master, Use::kChange);
-  if (tensors.low) pins.take(*tensors.low, Use::kChange);
+  pins.add(tensors.weight, Use::kChange);
+  pins.add(tensors.grad, Use::kRead);
+  pins.add(tensors.exp_avg, Use::kChange);
+  pins.add(tensors.exp_avg_sq, Use::kChange);
+  if (tensors.master) pins.add(*tensors.master, Use::kChange);
+  if (tensors.low) pins.add(*tensors.low, Use::kChange);
+  pins.hold();
   ZINF_ASSIGN(AdamBuffers buffers, adam_buffers(tensors));
   buffers.remainder = torch_remainder(buffers.count);
   ZINF_TRY(buffers.validate());

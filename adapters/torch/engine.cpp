@@ -51,34 +51,63 @@ EngineStats engine_stats(Manager& manager) {
   ManagerStats stats = manager.stats();
   const ResidencyStats& residency = stats.tier.residency;
   const WearStats& wear = stats.tier.wear;
+  const StepStats& step = stats.tier.step;
+  double step_waits = step.read_wait_seconds + step.write_wait_seconds;
+  std::uint64_t awaited = step.fetches + step.late;
   BudgetUsage host = process_memory()->budget().usage();
-  return {.managed = stats.units,
-          .weights_bytes = stats.weights_bytes,
-          .resident_bytes = residency.memory_bytes,
-          .peak_resident_bytes = residency.memory_high_bytes,
-          .device_resident_bytes = stats.device.memory_bytes,
-          .device_peak_resident_bytes = stats.device.memory_high_bytes,
-          .reads = residency.reads,
-          .writes = residency.writes,
-          .bytes_read = residency.bytes_read,
-          .bytes_written = residency.bytes_written,
-          .fetches = residency.fetches,
-          .drops = residency.drops,
-          .nvme_bytes = stats.tier.nvme_bytes,
-          .steps = wear.steps,
-          .nvme_write_bytes_per_step = wear.bytes_per_step,
-          .nvme_write_tb_per_day = wear.tb_per_day,
-          .nvme_endurance_bytes = wear.endurance_bytes,
-          .nvme_life_per_day = wear.life_per_day,
-          .nvme_life_per_year = wear.life_per_year,
-          .host_limit_bytes = host.limit_bytes,
-          .host_used_bytes = host.total.used_bytes,
-          .host_peak_bytes = host.total.high_bytes,
-          .intercepted = num_intercepted(),
-          .escapes = stats.escapes,
-          .faults = Sentinel::num_faults(),
-          .audit_violations = stats.violations,
-          .undeclared_writes = stats.undeclared_writes};
+  EngineStats made{
+      .managed = stats.units,
+      .weights_bytes = stats.weights_bytes,
+      .resident_bytes = residency.memory_bytes,
+      .peak_resident_bytes = residency.memory_high_bytes,
+      .device_resident_bytes = stats.device.memory_bytes,
+      .device_peak_resident_bytes = stats.device.memory_high_bytes,
+      .reads = residency.reads,
+      .writes = residency.writes,
+      .bytes_read = residency.bytes_read,
+      .bytes_written = residency.bytes_written,
+      .fetches = residency.fetches,
+      .late = residency.late,
+      .drops = residency.drops,
+      .nvme_bytes = stats.tier.nvme_bytes,
+      .nvme_read_bytes_per_second = stats.tier.read_bytes_per_second,
+      .nvme_write_bytes_per_second = stats.tier.write_bytes_per_second,
+      .step_seconds = step.seconds,
+      .step_compute_seconds = std::max(0.0, step.seconds - step_waits),
+      .step_read_wait_seconds = step.read_wait_seconds,
+      .step_write_wait_seconds = step.write_wait_seconds,
+      .step_bytes_read = step.bytes_read,
+      .step_bytes_written = step.bytes_written,
+      .step_prefetched =
+          step.reads == 0
+              ? 1.0
+              : 1.0 - static_cast<double>(std::min(awaited, step.reads)) /
+                          static_cast<double>(step.reads),
+      .step_waits = {},
+      .deviations = stats.tier.mover.deviations,
+      .plan_seconds = stats.tier.mover.plan_seconds,
+      .planned_step_seconds = stats.tier.mover.forecast_seconds,
+      .planned_step_bytes = stats.tier.mover.forecast_bytes,
+      .steps = wear.steps,
+      .nvme_write_bytes_per_step = wear.bytes_per_step,
+      .nvme_write_tb_per_day = wear.tb_per_day,
+      .nvme_endurance_bytes = wear.endurance_bytes,
+      .nvme_life_per_day = wear.life_per_day,
+      .nvme_life_per_year = wear.life_per_year,
+      .host_limit_bytes = host.limit_bytes,
+      .host_used_bytes = host.total.used_bytes,
+      .host_peak_bytes = host.total.high_bytes,
+      .host_peak_activation_bytes = host.of(Tag::kActivation).high_bytes,
+      .host_peak_unit_bytes = host.of(Tag::kUnit).high_bytes,
+      .intercepted = num_intercepted(),
+      .escapes = stats.escapes,
+      .faults = Sentinel::num_faults(),
+      .audit_violations = stats.violations,
+      .undeclared_writes = stats.undeclared_writes};
+  for (const StateWait& wait : step.waits) {
+    made.step_waits.emplace_back(wait.name, static_cast<double>(wait.ns) / 1e9);
+  }
+  return made;
 }
 
 std::shared_ptr<Manager> manager_of(const at::Tensor& tensor) {

@@ -38,8 +38,9 @@ void run(const c10::OperatorHandle& op, const Policy& policy,
   Pins pins;
   auto arguments = torch::jit::last(*stack, policy.num_arguments);
   for (const ArgumentUse& use : policy.arguments) {
-    pins.take(arguments[use.index], use.use);
+    pins.add(arguments[use.index], use.use);
   }
+  pins.hold();
   op.redispatchBoxed(rest, stack);
 }
 

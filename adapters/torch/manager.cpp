@@ -114,9 +114,7 @@ Reservation Manager::count(const c10::DataPtr& pointer, std::uint64_t bytes,
   if (stays) {
     auto reservation = memory.budget().reserve(Tag::kUnit, bytes);
     throw_if_error(reservation.status().in(
-        name +
-        " is to stay in host memory and does not fit (raise "
-        "host_memory, or give nvme=)"));
+        name + " is to stay in host memory and does not fit"));
     return std::move(reservation).value();
   }
   if (device.is_cpu()) return memory.reserve_or_exceed(Tag::kUnit, bytes);

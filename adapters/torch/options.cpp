@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <string_view>
 
 #include "adapters/torch/error.h"
 #include "zinf/bytes.h"
@@ -103,6 +104,10 @@ ManagerOptions manager_options(const EngineOptions& options) {
   made.tier.weights = parse_where("weights", options.weights);
   made.tier.states = parse_where("states", options.states);
   made.tier.away_bytes = made.evict_always ? 0 : kAwayBytes;
+  // For measurements of what it gives.
+  const char* prefetch = std::getenv("ZINF_PREFETCH");
+  bool off = prefetch != nullptr && std::string_view(prefetch) == "0";
+  made.tier.prefetch = !made.evict_always && !off;
   made.tier.endurance_bytes =
       bytes_of(options.nvme_endurance, "nvme_endurance");
   for (const std::string& path : options.nvme.paths()) {

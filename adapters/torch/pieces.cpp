@@ -81,8 +81,9 @@ bool run_elements(const c10::OperatorHandle& op, const Policy& policy,
     }
     Pins pins;
     for (const ArgumentUse& use : policy.arguments) {
-      pins.take(part[use.index], use.use);
+      pins.add(part[use.index], use.use);
     }
+    pins.hold();
     op.redispatchBoxed(rest, &part);
     append(results, part);
   }

@@ -3,34 +3,44 @@
 namespace zinf {
 
 Pins::~Pins() {
-  for (Held& held : held_) {
-    held.unit->unpin(held.storage.unsafeGetStorageImpl());
+  for (std::size_t i = 0; i < num_held_; ++i) {
+    added_[i].unit->unpin(added_[i].storage.unsafeGetStorageImpl());
   }
 }
 
-void Pins::take(const c10::Storage& storage, Use use) {
+void Pins::add(const c10::Storage& storage, Use use) {
   c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
   Unit* unit = impl == nullptr ? nullptr : Unit::of(impl);
-  if (unit == nullptr) return;
-  unit->pin(impl, use);
-  held_.push_back({storage, unit});
+  if (unit != nullptr) added_.push_back({storage, unit, use});
 }
 
-void Pins::take(const at::TensorBase& tensor, Use use) {
+void Pins::add(const at::TensorBase& tensor, Use use) {
   if (!tensor.defined()) return;
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  if (impl->has_storage()) take(impl->unsafe_storage(), use);
+  if (impl->has_storage()) add(impl->unsafe_storage(), use);
 }
 
-void Pins::take(const c10::IValue& value, Use use) {
+void Pins::add(const c10::IValue& value, Use use) {
   if (value.isTensor()) {
-    take(value.toTensor(), use);
+    add(value.toTensor(), use);
   } else if (value.isList()) {
     for (const c10::IValue& element : value.toListRef()) {
-      if (element.isTensor()) take(element.toTensor(), use);
+      if (element.isTensor()) add(element.toTensor(), use);
     }
   } else if (value.isStorage()) {
-    take(value.toStorage(), use);
+    add(value.toStorage(), use);
+  }
+}
+
+void Pins::hold() {
+  Announcement announcement;
+  for (std::size_t i = num_held_; i < added_.size(); ++i) {
+    announcement.add(*added_[i].unit, added_[i].use);
+  }
+  announcement.make();
+  for (; num_held_ < added_.size(); ++num_held_) {
+    Added& added = added_[num_held_];
+    added.unit->pin(added.storage.unsafeGetStorageImpl(), added.use);
   }
 }
 

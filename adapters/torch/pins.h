@@ -17,17 +17,28 @@ class Pins {
   Pins(const Pins&) = delete;
   Pins& operator=(const Pins&) = delete;
 
-  // What is not managed is passed over. Throws what pinning has met.
-  void take(const at::TensorBase& tensor, Use use);
-  void take(const c10::IValue& value, Use use);
-  void take(const c10::Storage& storage, Use use);
+  // What is to be used at once is added, then held. What is not managed is
+  // passed over. hold() throws what pinning has met.
+  void add(const at::TensorBase& tensor, Use use);
+  void add(const c10::IValue& value, Use use);
+  void add(const c10::Storage& storage, Use use);
+  void hold();
+
+  // One alone.
+  template <typename Used>
+  void take(const Used& used, Use use) {
+    add(used, use);
+    hold();
+  }
 
  private:
-  struct Held {
+  struct Added {
     c10::Storage storage;  // must not go before it is unpinned
     Unit* unit;
+    Use use;
   };
-  c10::SmallVector<Held, 8> held_;
+  c10::SmallVector<Added, 8> added_;
+  std::size_t num_held_ = 0;  // the first of them
 };
 
 // Bytes of units in a list of tensors.

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstring>
 #include <string_view>
@@ -57,6 +58,26 @@ c10::DataPtr plain_pointer(Block block, c10::Device device) {
 }
 
 }  // namespace
+
+void Announcement::add(Unit& unit, Use use) {
+  if (!unit.moves() || unit.pinned()) return;
+  constexpr std::array<UseKind, 3> kKinds = {UseKind::kRead, UseKind::kChange,
+                                             UseKind::kReplace};
+  add(unit, kKinds[static_cast<std::size_t>(use)]);
+}
+
+void Announcement::add(Unit& unit, UseKind kind) {
+  if (!unit.moves() || unit.manager()->closed() || in_forked_child()) return;
+  HostTier* tier = &unit.manager()->tier();
+  if (tier_ != nullptr && tier != tier_) make();
+  tier_ = tier;
+  uses_.push_back({.state = unit.state().index, .kind = kind});
+}
+
+void Announcement::make() {
+  if (!uses_.empty()) tier_->announce({uses_.data(), uses_.size()});
+  uses_.clear();
+}
 
 std::uint64_t hash_of(std::span<const std::byte> bytes) {
   return std::hash<std::string_view>()(
@@ -174,9 +195,10 @@ void Unit::check_usable() const {
   if (!consumed_) return;
   throw Error(Status::error(
       Code::kInvalid,
-      name() + " was used by the update inside backward and is gone: pass "
-               "max_grad_norm= to zinf.AdamW to clip, or choose "
-               "update=\"step\" to see gradients"));
+      name() + " was used by the update inside backward and is gone: for "
+               "another backward before step() pass micro_batches= to "
+               "zinf.AdamW, after step() call zero_grad() first; to clip pass "
+               "max_grad_norm=; to see gradients choose update=\"step\""));
 }
 
 // The storage's memory becomes the unit's, or is copied to where it is better.
@@ -193,6 +215,9 @@ void Unit::take_content(c10::StorageImpl* storage) {
         storage->_mutable_data_ptr_no_checks(), bytes_, stays_, name());
     c10::DataPtr old = std::exchange(storage->_mutable_data_ptr_no_checks(),
                                      pointer_to(sentinel_.address()));
+    Announcement announcement;
+    announcement.add(*this, UseKind::kReplace);
+    announcement.make();
     residency_.give(state_,
                     block_of(std::move(old), bytes_, std::move(counted)));
     return;
@@ -439,7 +464,13 @@ void Unit::set_parameter_name(const std::string& parameter) {
 }
 
 void Unit::forget() {
-  if (!consumed_) residency_.remove(state_);
+  if (consumed_) return;
+  if (role_ == Role::kGrad) {
+    Announcement announcement;
+    announcement.add(*this, UseKind::kFree);
+    announcement.make();
+  }
+  residency_.remove(state_);
 }
 
 void Unit::prefetch() {

@@ -16,6 +16,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/util/SmallVector.h>
 
 #include <atomic>
 #include <memory>
@@ -28,6 +29,7 @@
 #include "adapters/torch/sentinel.h"
 #include "zinf/host_tier.h"
 #include "zinf/residency.h"
+#include "zinf/trace.h"
 
 namespace zinf {
 
@@ -55,6 +57,18 @@ class EditWatch {
   virtual bool wants_content() = 0;
   // Of the unit: nobody tells about edits from here on. Does not throw.
   virtual void before_end(Unit& unit, std::span<std::byte> content) = 0;
+};
+
+// Units that are about to be used at once, for who moves them ahead.
+class Announcement {
+ public:
+  void add(Unit& unit, Use use);
+  void add(Unit& unit, UseKind kind);
+  void make();
+
+ private:
+  HostTier* tier_ = nullptr;
+  c10::SmallVector<StateUse, 8> uses_;
 };
 
 // The same for the same bytes, in this process.
@@ -115,6 +129,10 @@ class Unit final : public FaultServer {
 
   std::string name() const { return name_.text(); }
   const UnitName& full_name() const { return name_; }
+  // Whether it can be moved ahead of its uses, and is not pinned anyway.
+  bool moves() const { return !stays_ && !consumed_ && device_.is_cpu(); }
+  bool pinned() const { return pins_.load(std::memory_order_relaxed) > 0; }
+  StateRef state() const { return state_; }
   void set_parameter_name(const std::string& parameter);
   Role role() const { return role_; }
   std::size_t bytes() const { return bytes_; }
@@ -177,7 +195,7 @@ class Unit final : public FaultServer {
   // Below: the mutex, or for leaving(), which only happens while nobody has it
   // pinned, the tier's lock. It is held while content comes from a disk.
   std::mutex mutex_;
-  int pins_ = 0;
+  std::atomic<int> pins_ = 0;
   Pin pin_;
   Pin change_;
   bool escaped_ = false;

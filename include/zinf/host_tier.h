@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "zinf/nvme_path.h"
 #include "zinf/residency.h"
 #include "zinf/status.h"
+#include "zinf/trace.h"
 
 namespace zinf {
 
@@ -37,6 +39,8 @@ struct HostTierOptions {
   Where states = Where::kAuto;
   // Of what is to live on NVMe, so much may be in memory unused.
   std::uint64_t away_bytes = 0;
+  // Whether states are moved ahead of their uses.
+  bool prefetch = true;
   // What the drives behind `nvme` are rated for (TBW); 0: by their size.
   std::uint64_t endurance_bytes = 0;
 
@@ -57,10 +61,43 @@ struct WearStats {
   std::uint64_t endurance_bytes = 0;
 };
 
+// How moves ahead of uses went.
+struct MoverStats {
+  std::uint64_t steps = 0;
+  std::uint64_t positions = 0;   // moments at which states were used
+  std::uint64_t deviations = 0;  // of these, not where they were expected
+  std::uint64_t outrun = 0;      // moves that came too late: the use was there
+  std::uint64_t no_room = 0;     // reads that found no memory
+  std::uint64_t plans = 0;
+  double plan_seconds = 0;
+  double compute_seconds = 0;  // without waits for moves
+  // What the last plan expects of a step.
+  double forecast_seconds = 0;
+  std::uint64_t forecast_bytes = 0;
+};
+
+// The last step, from the end of the one before: where its time went, and what
+// was moved.
+struct StepStats {
+  double seconds = 0;
+  double read_wait_seconds = 0;   // for what was not there yet
+  double write_wait_seconds = 0;  // for memory, and for writes under way
+  std::uint64_t bytes_read = 0;
+  std::uint64_t bytes_written = 0;
+  std::uint64_t reads = 0;
+  std::uint64_t fetches = 0;     // of these, that nobody had started before
+  std::uint64_t late = 0;        // of these, that were not over when needed
+  std::vector<StateWait> waits;  // the longest
+};
+
 struct HostTierStats {
   ResidencyStats residency;
   WearStats wear;
-  std::uint64_t nvme_bytes = 0;  // of the scratch store's files
+  MoverStats mover;
+  StepStats step;
+  std::uint64_t nvme_bytes = 0;      // of the scratch store's files
+  double read_bytes_per_second = 0;  // of NVMe, while it was busy
+  double write_bytes_per_second = 0;
   // The most that was seen of memory in use that is not this tier's.
   std::uint64_t others_high_bytes = 0;
 };
@@ -78,6 +115,10 @@ class HostTier {
 
   Result<StateRef> add(const StateSpec& spec, Role role, void* owner);
   Home home_of(Role role) const;
+
+  // States that are used at once, before they are pinned: what is moved ahead
+  // of uses depends on these, nothing else does.
+  void announce(std::span<const StateUse> at_once);
 
   // Makes room on NVMe for so much in all, never less than now; kNoSpace with
   // what is needed and found. Without NVMe there is nothing to do.
@@ -105,6 +146,8 @@ class HostTier {
 
  private:
   HostTier() = default;
+  std::uint64_t others_bytes() const;  // in use, and not this tier's
+  std::uint64_t limit_bytes() const;
   struct Parts;
   std::unique_ptr<Parts> parts_;
 };

@@ -34,6 +34,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "zinf/slab.h"
 #include "zinf/status.h"
@@ -138,11 +139,26 @@ struct ResidencyStats {
   std::uint64_t num_states = 0;
   std::uint64_t pins = 0;     // ever
   std::uint64_t fetches = 0;  // of these, with a read that nobody had started
+  std::uint64_t late = 0;     // of these, with a read that was still under way
+  std::uint64_t read_wait_ns = 0;   // in pin(), for reads
+  std::uint64_t write_wait_ns = 0;  // in pin(), for memory and for writes
   std::uint64_t reads = 0;
   std::uint64_t writes = 0;
   std::uint64_t drops = 0;
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
+};
+
+// A state that somebody has waited for, in sum.
+struct StateWait {
+  std::string name;
+  std::uint64_t ns = 0;
+};
+
+// Of a state; one that was removed is not at home in memory.
+struct StateSize {
+  std::uint64_t bytes = 0;
+  Home home = Home::kMemory;
 };
 
 // What the owner of a state says when it is about to leave memory.
@@ -220,6 +236,15 @@ class Residency {
   // memory it does nothing. Errors surface at the next use.
   void prefetch(StateRef state);
 
+  // For somebody who knows the order of uses, and counts them: the state is
+  // used next when the count is `next`; it is `now`. Who needs room takes it
+  // from what is used last. These do nothing for a state that was removed:
+  void expect(StateRef state, std::uint64_t now, std::uint64_t next);
+  // As prefetch(), but waits until what is used later, or is on its way out,
+  // has made room. False: there is none.
+  bool fetch(StateRef state);
+  // Starts writing new content below; it stays in memory.
+  void write(StateRef state);
   // Lets the state leave memory as soon as nobody has it pinned; new content is
   // written first, in the background. Nothing happens to a home of kMemory.
   void evict(StateRef state);
@@ -253,6 +278,10 @@ class Residency {
   bool has_backing() const;
   Place place(StateRef state) const;
   ResidencyStats stats() const;
+  // By the index of their references.
+  std::vector<StateSize> sizes() const;
+  // In pin(), since the last call: the longest first.
+  std::vector<StateWait> take_waits(std::size_t most);
 
  private:
   friend class Pin;

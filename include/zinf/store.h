@@ -172,6 +172,10 @@ struct StoreStats {
   std::uint64_t checksum_bytes = 0;
   double checksum_seconds = 0;
   std::vector<std::uint64_t> volume_bytes_put;  // per path: the striping
+  // What all volumes reached together, while they had something to do; 0:
+  // nothing was moved yet.
+  double read_bytes_per_second = 0;
+  double write_bytes_per_second = 0;
 };
 
 namespace tier {

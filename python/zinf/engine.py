@@ -177,7 +177,7 @@ class Engine:
                 if not _C.is_managed(parameter):
                     _C.release(parameter)
 
-    def stats(self) -> dict[str, float]:
+    def stats(self) -> dict[str, Any]:
         """Counts and bytes so far: see docs/python.md."""
         return self._manager.stats()
 

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <utility>
 
 #include "src/base/mutex.h"
+#include "src/engine/mover.h"
 #include "src/engine/scratch.h"
 #include "src/engine/wear.h"
 
@@ -66,12 +68,29 @@ struct HostTier::Parts {
   std::shared_ptr<HostMemory> memory;
   std::shared_ptr<Scratch> scratch;  // null without NVMe
   Residency residency;
-  std::shared_ptr<void> giver = nullptr;  // of the residency's memory
+  std::unique_ptr<Mover> mover = nullptr;  // null without NVMe
+  std::shared_ptr<void> giver = nullptr;   // of the residency's memory
   std::atomic<std::uint64_t> others_high_bytes = 0;
   std::uint64_t others_before_bytes = 0;  // while measuring
   Mutex mutex = {};
+  StepStats step ZINF_GUARDED_BY(mutex) = {};
+  ResidencyStats last ZINF_GUARDED_BY(mutex) = {};  // at the last step's end
+  std::chrono::steady_clock::time_point last_time ZINF_GUARDED_BY(mutex) = {};
   Wear wear ZINF_GUARDED_BY(mutex);
 };
+
+static StepStats difference(const ResidencyStats& last,
+                            const ResidencyStats& now) {
+  auto seconds = [](std::uint64_t ns) { return static_cast<double>(ns) / 1e9; };
+  return {.read_wait_seconds = seconds(now.read_wait_ns - last.read_wait_ns),
+          .write_wait_seconds = seconds(now.write_wait_ns - last.write_wait_ns),
+          .bytes_read = now.bytes_read - last.bytes_read,
+          .bytes_written = now.bytes_written - last.bytes_written,
+          .reads = now.reads - last.reads,
+          .fetches = now.fetches - last.fetches,
+          .late = now.late - last.late,
+          .waits = {}};
+}
 
 Result<std::shared_ptr<HostTier>> HostTier::create(
     std::shared_ptr<HostMemory> memory, const HostTierOptions& options,
@@ -99,6 +118,18 @@ Result<std::shared_ptr<HostTier>> HostTier::create(
                        ? options.endurance_bytes
                        : default_endurance(options.nvme))});
   Residency& residency = tier->parts_->residency;
+  if (scratch != nullptr && options.prefetch) {
+    ZINF_ASSIGN(
+        tier->parts_->mover,
+        Mover::create(residency, {.room = [self = tier.get()]() -> Room {
+                                    return {self->limit_bytes(),
+                                            self->others_bytes()};
+                                  },
+                                  .rates =
+                                      [store = scratch.get()] {
+                                        return DiskRates(store->stats());
+                                      }}));
+  }
   tier->parts_->giver = memory->add_giver(
       [&, self = tier.get()](std::uint64_t bytes) {
         self->note_others(bytes);
@@ -133,20 +164,35 @@ Status HostTier::reserve(std::uint64_t bytes, std::size_t num_states) {
 
 void HostTier::start_measuring(std::uint64_t most_bytes) {
   parts_->others_before_bytes = parts_->others_high_bytes;
+  if (parts_->mover != nullptr) parts_->mover->set_active(false);
   parts_->memory->start_measuring(most_bytes);
 }
 
 std::uint64_t HostTier::stop_measuring() {
   std::uint64_t least = parts_->memory->stop_measuring();
   if (least != 0) parts_->others_high_bytes = parts_->others_before_bytes;
+  if (parts_->mover != nullptr) parts_->mover->set_active(true);
   return least;
 }
 
-void HostTier::note_others(std::uint64_t more_bytes) {
+void HostTier::announce(std::span<const StateUse> at_once) {
+  if (parts_->mover != nullptr) parts_->mover->use(at_once);
+}
+
+std::uint64_t HostTier::others_bytes() const {
   std::uint64_t units = parts_->residency.stats().memory_bytes;
   std::uint64_t kept = parts_->memory->idle_bytes();
   std::uint64_t used = parts_->memory->budget().usage().total.used_bytes;
-  std::uint64_t now = used - std::min(used, units + kept) + more_bytes;
+  return used - std::min(used, units + kept);
+}
+
+std::uint64_t HostTier::limit_bytes() const {
+  return parts_->memory->budget().usage().limit_bytes;
+}
+
+void HostTier::note_others(std::uint64_t more_bytes) {
+  std::uint64_t now = others_bytes() + more_bytes;
+  if (parts_->mover != nullptr) parts_->mover->note_taken(now);
   std::uint64_t high = parts_->others_high_bytes;
   while (high < now &&
          !parts_->others_high_bytes.compare_exchange_weak(high, now)) {
@@ -154,9 +200,20 @@ void HostTier::note_others(std::uint64_t more_bytes) {
 }
 
 void HostTier::count_step() {
-  std::uint64_t bytes = parts_->residency.stats().bytes_written;
+  constexpr std::size_t kMostWaits = 5;
+  if (parts_->mover != nullptr) parts_->mover->end_step();
+  ResidencyStats now = parts_->residency.stats();
+  auto time = std::chrono::steady_clock::now();
   MutexLock lock(parts_->mutex);
-  parts_->wear.count_step(bytes, std::chrono::steady_clock::now());
+  parts_->step = difference(parts_->last, now);
+  parts_->step.waits = parts_->residency.take_waits(kMostWaits);
+  std::chrono::duration<double> passed = time - parts_->last_time;
+  if (parts_->last_time.time_since_epoch().count() != 0) {
+    parts_->step.seconds = passed.count();
+  }
+  parts_->last = now;
+  parts_->last_time = time;
+  parts_->wear.count_step(now.bytes_written, time);
 }
 
 void HostTier::unlink_files() {
@@ -170,11 +227,16 @@ const HostTierOptions& HostTier::options() const { return parts_->options; }
 HostTierStats HostTier::stats() const {
   HostTierStats stats;
   stats.residency = parts_->residency.stats();
+  if (parts_->mover != nullptr) stats.mover = parts_->mover->stats();
   if (parts_->scratch != nullptr) {
-    stats.nvme_bytes = parts_->scratch->capacity_bytes();
+    StoreStats store = parts_->scratch->stats();
+    stats.nvme_bytes = store.capacity_bytes;
+    stats.read_bytes_per_second = store.read_bytes_per_second;
+    stats.write_bytes_per_second = store.write_bytes_per_second;
   }
   stats.others_high_bytes = parts_->others_high_bytes;
   MutexLock lock(parts_->mutex);
+  stats.step = parts_->step;
   stats.wear = parts_->wear.stats();
   return stats;
 }

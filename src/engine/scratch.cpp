@@ -78,9 +78,9 @@ Status Scratch::reserve(std::uint64_t bytes, std::size_t num_states) {
   return make_room(bytes, num_states);
 }
 
-std::uint64_t Scratch::capacity_bytes() const {
+StoreStats Scratch::stats() const {
   MutexLock lock(mutex_);
-  return store_ == nullptr ? 0 : store_->stats().capacity_bytes;
+  return store_ == nullptr ? StoreStats() : store_->stats();
 }
 
 Result<std::uint32_t> Scratch::add(const StateSpec& spec) {

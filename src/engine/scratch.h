@@ -23,8 +23,8 @@ class Scratch final : public Backing {
 
   // Room for so much in all, never less than now.
   Status reserve(std::uint64_t bytes, std::size_t num_states);
-  std::uint64_t capacity_bytes() const;
-  void unlink_files();  // and use them as before
+  StoreStats stats() const;  // all zero before the first write
+  void unlink_files();       // and use them as before
 
   Result<std::uint32_t> add(const StateSpec& spec) override;
   Status remove(std::uint32_t state) override;

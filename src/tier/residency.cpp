@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "src/base/check.h"
@@ -52,6 +54,12 @@ Residency::Impl::~Impl() {
   }
 }
 
+Residency::Impl::State* Residency::Impl::find(StateRef ref) {
+  if (ref.index >= states_.size()) return nullptr;
+  State& state = states_[ref.index];
+  return state.in_use && !state.removed ? &state : nullptr;
+}
+
 Residency::Impl::State& Residency::Impl::at(StateRef ref) {
   ZINF_CHECK(ref.index < states_.size() && states_[ref.index].in_use,
              "there is no state %u", ref.index);
@@ -84,14 +92,28 @@ Result<StateRef> Residency::Impl::add(const StateSpec& spec, Home home,
   }
   MutexLock lock(mutex_);
   ++stats_.num_states;
-  if (free_.empty()) {
-    states_.push_back(std::move(state));
-    return StateRef{static_cast<std::uint32_t>(states_.size() - 1)};
-  }
-  StateRef ref{free_.back()};
-  free_.pop_back();
+  StateRef ref{entry_for(spec.name())};
   states_[ref.index] = std::move(state);
   return ref;
+}
+
+// Gradients come and go with every step: each shall be known by one index.
+std::uint32_t Residency::Impl::entry_for(const std::string& name) {
+  auto before = freed_.find(name);
+  if (before != freed_.end()) {
+    std::uint32_t index = before->second;
+    freed_.erase(before);
+    return index;
+  }
+  while (freed_.size() > stats_.num_states && !free_.empty()) {
+    std::uint32_t index = free_.back();
+    free_.pop_back();
+    if (states_[index].in_use) continue;
+    freed_.erase(states_[index].spec.name());
+    return index;
+  }
+  states_.emplace_back();
+  return static_cast<std::uint32_t>(states_.size() - 1);
 }
 
 void Residency::Impl::rename(StateRef ref, const std::string& unit) {
@@ -123,8 +145,9 @@ void Residency::Impl::forget(StateRef ref) {
     State& state = at(ref);
     below = state.below;
     give_memory(state);
-    state = {};
+    state = {.spec = std::move(state.spec), .home = state.home};
     free_.push_back(ref.index);
+    freed_[state.spec.name()] = ref.index;
     --stats_.num_states;
   }
   if (options_.backing == nullptr) return;
@@ -190,9 +213,8 @@ Result<Residency::Impl::Need> Residency::Impl::try_pin(State& state, Use use) {
   if (state.place == kFailed && use != Use::kReplace) {
     return state.error.in(state.spec.name());
   }
-  if (state.place == kReading || (state.place == kWriting && change)) {
-    return Need::kWait;
-  }
+  if (state.place == kReading) return Need::kRead;
+  if (state.place == kWriting && change) return Need::kWrite;
   bool zeros = state.place == kEmpty && state.zeros && use != Use::kReplace;
   if (state.place == kEmpty && use != Use::kReplace && !zeros) {
     return Status::error(Code::kNotFound,
@@ -239,22 +261,38 @@ Result<std::span<std::byte>> Residency::Impl::pin(StateRef ref, Use use) {
       // What is being read for somebody who waits must not be taken away.
       if (over && waiting) --state.waiters;
       if (!over && !waiting) ++state.waiters;
+      if (!over && !waiting && *tried == Need::kRead &&
+          (state.move == nullptr || !state.move->done())) {
+        ++stats_.late;
+      }
       waiting = !over;
       if (!tried.ok()) return tried.status();
       need = *tried;
       if (need == Need::kNothing) return state.block.bytes;
     }
-    if (need == Need::kLaunch) launch(ref);
-    if (need == Need::kWait) (void)wait_for(ref);
-    if (need == Need::kRoom) {
-      Status status = room_for(ref);
-      if (!status.ok()) {
-        MutexLock lock(mutex_);
-        --at(ref).waiters;
-        return status;
-      }
+    Status status = provide(ref, need);
+    if (!status.ok()) {
+      MutexLock lock(mutex_);
+      --at(ref).waiters;
+      return status;
     }
   }
+}
+
+Status Residency::Impl::provide(StateRef ref, Need need) {
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point begin = Clock::now();
+  Status status;
+  if (need == Need::kLaunch) launch(ref);
+  if (need == Need::kRead || need == Need::kWrite) (void)wait_for(ref);
+  if (need == Need::kRoom) status = room_for(ref);
+  std::chrono::nanoseconds took = Clock::now() - begin;
+  auto ns = static_cast<std::uint64_t>(took.count());
+  MutexLock lock(mutex_);
+  at(ref).waited_ns += ns;
+  bool reading = need == Need::kLaunch || need == Need::kRead;
+  (reading ? stats_.read_wait_ns : stats_.write_wait_ns) += ns;
+  return status;
 }
 
 // Gives the state its memory, dropping others.
@@ -264,7 +302,7 @@ Status Residency::Impl::room_for(StateRef ref) {
     MutexLock lock(mutex_);
     bytes = at(ref).spec.bytes;
   }
-  if (make_room(bytes) > 0) return {};
+  if (make_room(bytes, {}) > 0) return {};
   if (options_.others && options_.others(bytes)) return {};
   // Another thread may have given some back since: the last word.
   MutexLock lock(mutex_);
@@ -298,21 +336,62 @@ void Residency::Impl::unpin(StateRef ref, Use use) {
   }
   if (write) launch(ref);
   if (removed) forget(ref);
-  if (excess > 0) (void)make_room(excess, Home::kAway);
+  if (excess > 0) (void)make_room(excess, {.home = Home::kAway});
+}
+
+Residency::Impl::Need Residency::Impl::claim_read(StateRef ref) {
+  State* state = find(ref);
+  if (state == nullptr || rolling_back_ || state->place != kAbsent)
+    return Need::kNothing;
+  if (!take_memory(*state).ok()) return Need::kRoom;
+  state->leaving = false;
+  state->last_use = ++clock_;
+  set_awaited(*state, true);
+  move_to(*state, kReading);
+  return Need::kLaunch;
 }
 
 void Residency::Impl::prefetch(StateRef ref) {
+  Need need = Need::kNothing;
   {
     MutexLock lock(mutex_);
-    State& state = at(ref);
-    if (rolling_back_ || state.place != kAbsent || !take_memory(state).ok())
-      return;
-    state.leaving = false;
-    state.last_use = ++clock_;
-    set_awaited(state, true);
-    move_to(state, kReading);
+    need = claim_read(ref);
+  }
+  if (need == Need::kLaunch) launch(ref);
+}
+
+void Residency::Impl::expect(StateRef ref, std::uint64_t now,
+                             std::uint64_t next) {
+  MutexLock lock(mutex_);
+  now_ = std::max(now_, now);
+  if (State* state = find(ref)) state->next_use = next;
+}
+
+bool Residency::Impl::fetch(StateRef ref) {
+  while (true) {
+    std::uint64_t bytes = 0;
+    Goers later;
+    {
+      MutexLock lock(mutex_);
+      Need need = claim_read(ref);
+      if (need == Need::kNothing) return true;
+      if (need == Need::kLaunch) break;
+      bytes = at(ref).spec.bytes;
+      later.later_than = std::max(at(ref).next_use, now_ + 1);
+    }
+    if (make_room(bytes, later) == 0) return false;
   }
   launch(ref);
+  return true;
+}
+
+void Residency::Impl::write(StateRef ref) {
+  bool claimed = false;
+  {
+    MutexLock lock(mutex_);
+    claimed = find(ref) != nullptr && claim_write(ref);
+  }
+  if (claimed) launch(ref);
 }
 
 void Residency::Impl::evict(StateRef ref) {
@@ -320,7 +399,9 @@ void Residency::Impl::evict(StateRef ref) {
   {
     MutexLock lock(mutex_);
     land_finished();
-    at(ref).leaving = true;
+    State* state = find(ref);
+    if (state == nullptr) return;
+    state->leaving = true;
     write = leave(ref);
   }
   if (write) launch(ref);
@@ -421,7 +502,6 @@ bool Residency::Impl::find_place(StateRef ref) {
     if (refused && give_up_places(state.spec.bytes) > 0) continue;
     refusal_ = refused ? status : Status();
     if (!refused) return true;  // the write meets other errors again
-    ++refusals_;
     move_to(state, kDirty);
     changed_.notify_all();
     return false;
@@ -501,6 +581,28 @@ ResidencyStats Residency::Impl::stats() const {
   return stats_;
 }
 
+std::vector<StateSize> Residency::Impl::sizes() const {
+  MutexLock lock(mutex_);
+  std::vector<StateSize> sizes;
+  for (const State& state : states_) {
+    sizes.push_back(
+        {state.spec.bytes, state.in_use ? state.home : Home::kBelow});
+  }
+  return sizes;
+}
+
+std::vector<StateWait> Residency::Impl::take_waits(std::size_t most) {
+  MutexLock lock(mutex_);
+  std::vector<StateWait> waits;
+  for (State& state : states_) {
+    std::uint64_t ns = std::exchange(state.waited_ns, 0);
+    if (ns > 0) waits.push_back({state.spec.name(), ns});
+  }
+  std::ranges::sort(waits, std::ranges::greater(), &StateWait::ns);
+  if (waits.size() > most) waits.resize(most);
+  return waits;
+}
+
 Pin::Pin(Pin&& other) noexcept { *this = std::move(other); }
 
 Pin& Pin::operator=(Pin&& other) noexcept {
@@ -541,9 +643,14 @@ Result<Pin> Residency::pin(StateRef state, Use use) {
   return pin;
 }
 void Residency::prefetch(StateRef state) { impl_->prefetch(state); }
+void Residency::expect(StateRef state, std::uint64_t now, std::uint64_t next) {
+  impl_->expect(state, now, next);
+}
+bool Residency::fetch(StateRef state) { return impl_->fetch(state); }
+void Residency::write(StateRef state) { impl_->write(state); }
 void Residency::evict(StateRef state) { impl_->evict(state); }
 std::uint64_t Residency::make_room(std::uint64_t bytes) {
-  return impl_->make_room(bytes);
+  return impl_->make_room(bytes, {});
 }
 Status Residency::refusal() const { return impl_->refusal(); }
 Status Residency::flush() { return impl_->flush(); }
@@ -559,5 +666,9 @@ Block Residency::block(const Pin& pin) const {
   return impl_->block(pin.state_);
 }
 ResidencyStats Residency::stats() const { return impl_->stats(); }
+std::vector<StateSize> Residency::sizes() const { return impl_->sizes(); }
+std::vector<StateWait> Residency::take_waits(std::size_t most) {
+  return impl_->take_waits(most);
+}
 
 }  // namespace zinf

@@ -6,6 +6,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -31,9 +33,17 @@ class Residency::Impl {
   Result<std::span<std::byte>> pin(StateRef ref, Use use);
   void unpin(StateRef ref, Use use);
   void prefetch(StateRef ref);
+  void expect(StateRef ref, std::uint64_t now, std::uint64_t next);
+  bool fetch(StateRef ref);
+  void write(StateRef ref);
   void evict(StateRef ref);
-  // Of states with that home only, or of all that can go.
-  std::uint64_t make_room(std::uint64_t bytes, std::optional<Home> home = {});
+  // Which states may go to make room: all, or those with this home, or those
+  // that are used later than that.
+  struct Goers {
+    std::optional<Home> home = {};
+    std::uint64_t later_than = 0;
+  };
+  std::uint64_t make_room(std::uint64_t bytes, const Goers& goers);
   Status refusal() const;
   Status flush();
   Status commit(std::uint64_t step);
@@ -43,6 +53,8 @@ class Residency::Impl {
   Place place(StateRef ref) const;
   Block block(StateRef ref) const;
   ResidencyStats stats() const;
+  std::vector<StateSize> sizes() const;
+  std::vector<StateWait> take_waits(std::size_t most);
 
  private:
   struct State {
@@ -59,6 +71,8 @@ class Residency::Impl {
     int writers = 0;  // of these, not Use::kRead
     int waiters = 0;  // threads in pin() that wait for it
     std::uint64_t last_use = 0;
+    std::uint64_t next_use = 0;  // see expect()
+    std::uint64_t waited_ns = 0;
     bool leaving = false;  // drop it when nobody uses it
     bool awaited = false;  // prefetched, and not used since
     bool zeros = false;    // when it is kEmpty, its content is zeros
@@ -71,7 +85,7 @@ class Residency::Impl {
     }
   };
   // What pin() has to do before it can try again.
-  enum class Need : std::uint8_t { kNothing, kLaunch, kWait, kRoom };
+  enum class Need : std::uint8_t { kNothing, kLaunch, kRead, kWrite, kRoom };
 
   State& at(StateRef ref) ZINF_REQUIRES(mutex_);
   void move_to(State& state, Place to) ZINF_REQUIRES(mutex_);
@@ -81,6 +95,8 @@ class Residency::Impl {
   void set_awaited(State& state, bool awaited) ZINF_REQUIRES(mutex_);
   void give_memory(State& state) ZINF_REQUIRES(mutex_);
   Result<Need> try_pin(State& state, Use use) ZINF_REQUIRES(mutex_);
+  // To kReading if it is absent and there is memory: kLaunch.
+  Need claim_read(StateRef ref) ZINF_REQUIRES(mutex_);
   // To kWriting, if it is kDirty and nobody is changing it.
   bool claim_write(StateRef ref) ZINF_REQUIRES(mutex_);
   // Towards the drop; true when a write was claimed.
@@ -92,9 +108,23 @@ class Residency::Impl {
   std::uint64_t drop(StateRef ref) ZINF_REQUIRES(mutex_);
   std::uint64_t land(StateRef ref, const Status& outcome) ZINF_REQUIRES(mutex_);
   void land_finished() ZINF_REQUIRES(mutex_);
-  static std::pair<Worth, std::int64_t> order(const State& state);
-  // Idle states in that place, those that are to go first at the front.
-  std::vector<StateRef> by_worth(Place place, std::optional<Home> home)
+  // Null for one that was removed.
+  State* find(StateRef ref) ZINF_REQUIRES(mutex_);
+  // An entry for the name: the one it had before, if nobody has taken it.
+  std::uint32_t entry_for(const std::string& name) ZINF_REQUIRES(mutex_);
+  // Small for what is to go first.
+  using Order = std::tuple<bool, bool, bool, Worth, std::int64_t>;
+  Order order(const State& state) const ZINF_REQUIRES(mutex_);
+  // Idle states that hold memory, those that are to go first at the front.
+  std::vector<StateRef> in_order(const Goers& goers) ZINF_REQUIRES(mutex_);
+  std::vector<StateRef> on_their_way(Place place, const Goers& goers)
+      ZINF_REQUIRES(mutex_);
+  bool may_go(const State& state, const Goers& goers) const
+      ZINF_REQUIRES(mutex_);
+  // Drops or claims for writing until that gives so many bytes, each state once
+  // in `tried`. Those that are to be launched; dropped ones are gone.
+  std::vector<StateRef> start_leaving(std::uint64_t bytes, const Goers& goers,
+                                      std::vector<bool>& tried)
       ZINF_REQUIRES(mutex_);
 
   void launch(StateRef ref) ZINF_EXCLUDES(mutex_);
@@ -109,6 +139,8 @@ class Residency::Impl {
   void wait_for_all() ZINF_EXCLUDES(mutex_);
   void forget(StateRef ref) ZINF_EXCLUDES(mutex_);
   Status room_for(StateRef ref) ZINF_EXCLUDES(mutex_);
+  // What pin() needs, and how long that took.
+  Status provide(StateRef ref, Need need) ZINF_EXCLUDES(mutex_);
 
   const ResidencyOptions options_;
   mutable Mutex mutex_;  // never held while a backing moves content
@@ -116,12 +148,13 @@ class Residency::Impl {
   bool rolling_back_ ZINF_GUARDED_BY(mutex_) = false;
   // Entries are used again; their addresses stay.
   std::deque<State> states_ ZINF_GUARDED_BY(mutex_);
-  std::vector<std::uint32_t> free_ ZINF_GUARDED_BY(mutex_);
+  std::vector<std::uint32_t> free_ ZINF_GUARDED_BY(mutex_);  // some are used
+  std::unordered_map<std::string, std::uint32_t> freed_ ZINF_GUARDED_BY(mutex_);
   std::vector<StateRef> writing_ ZINF_GUARDED_BY(mutex_);  // some are over
   std::uint64_t clock_ ZINF_GUARDED_BY(mutex_) = 0;
+  std::uint64_t now_ ZINF_GUARDED_BY(mutex_) = 0;            // see expect()
   std::uint64_t awaited_bytes_ ZINF_GUARDED_BY(mutex_) = 0;  // kAway only
   Status refusal_ ZINF_GUARDED_BY(mutex_);  // of the last find_place()
-  std::uint64_t refusals_ ZINF_GUARDED_BY(mutex_) = 0;
   ResidencyStats stats_ ZINF_GUARDED_BY(mutex_);
 };
 

@@ -1,66 +1,102 @@
 // What concerns all states of a tier: making room, flush, commit, rollback.
 #include <algorithm>
 
+#include "src/base/align.h"
 #include "src/tier/residency_impl.h"
 
 namespace zinf {
 
 using enum Place;
 
-// Small for what is to go first.
-std::pair<Worth, std::int64_t> Residency::Impl::order(const State& state) {
-  auto age = static_cast<std::int64_t>(state.last_use);
-  return {state.worth, state.worth == Worth::kLow ? -age : age};
+bool Residency::Impl::may_go(const State& state, const Goers& goers) const {
+  if (!idle(state)) return false;
+  if (goers.home && (state.home != *goers.home || state.awaited)) return false;
+  return goers.later_than == 0 || state.next_use == 0 ||
+         state.next_use > goers.later_than;
 }
 
-std::vector<StateRef> Residency::Impl::by_worth(Place place,
-                                                std::optional<Home> home) {
-  std::vector<StateRef> refs;
+// What nobody expects goes first: of that, what costs no write. Then what is
+// used last. Small states give little room and cost a request each.
+Residency::Impl::Order Residency::Impl::order(const State& state) const {
+  constexpr std::uint64_t kSmallBytes = 256 * kKiB;
+  bool small = state.spec.bytes < kSmallBytes;
+  if (state.next_use > now_) {
+    return {small, true, false, Worth::kLow,
+            -static_cast<std::int64_t>(state.next_use)};
+  }
+  auto age = static_cast<std::int64_t>(state.last_use);
+  return {small, false, state.place == kDirty, state.worth,
+          state.worth == Worth::kLow ? -age : age};
+}
+
+std::vector<StateRef> Residency::Impl::in_order(const Goers& goers) {
+  std::vector<std::pair<Order, std::uint32_t>> found;
   for (std::uint32_t i = 0; i < states_.size(); ++i) {
     const State& state = states_[i];
-    if (state.place != place || !idle(state)) continue;
-    if (home && (state.home != *home || state.awaited)) continue;
-    refs.push_back({i});
+    if (state.place != kResident && state.place != kDirty) continue;
+    if (may_go(state, goers)) found.emplace_back(order(state), i);
   }
-  std::sort(refs.begin(), refs.end(),
-            [&](StateRef a, StateRef b) ZINF_REQUIRES(mutex_) {
-              return order(states_[a.index]) < order(states_[b.index]);
-            });
+  std::ranges::sort(found);
+  std::vector<StateRef> refs;
+  for (const auto& [its_order, index] : found) refs.push_back({index});
   return refs;
 }
 
-// First what costs nothing, then what is already on its way, then a write.
+std::vector<StateRef> Residency::Impl::on_their_way(Place place,
+                                                    const Goers& goers) {
+  std::vector<StateRef> refs;
+  for (std::uint32_t i = 0; i < states_.size(); ++i) {
+    const State& state = states_[i];
+    if (state.place != place || !may_go(state, goers)) continue;
+    if (place == kReading || state.leaving) refs.push_back({i});
+  }
+  return refs;
+}
+
+std::vector<StateRef> Residency::Impl::start_leaving(std::uint64_t bytes,
+                                                     const Goers& goers,
+                                                     std::vector<bool>& tried) {
+  std::vector<StateRef> claimed;
+  std::uint64_t coming = 0;
+  for (StateRef ref : in_order(goers)) {
+    if (coming >= bytes) break;
+    if (tried.size() <= ref.index) tried.resize(states_.size());
+    if (tried[ref.index]) continue;
+    if (at(ref).place == kResident) coming += drop(ref);
+    if (!claim_write(ref)) continue;  // not there, or not new
+    tried[ref.index] = true;
+    at(ref).leaving = true;
+    claimed.push_back(ref);
+    coming += at(ref).spec.bytes;
+  }
+  return claimed;
+}
+
+// First what is already on its way out, then what is to go first: it is
+// dropped, or written and dropped. In the end what was read for nothing.
 std::uint64_t Residency::Impl::make_room(std::uint64_t bytes,
-                                         std::optional<Home> home) {
+                                         const Goers& goers) {
   std::uint64_t freed = 0;
+  std::vector<bool> tried;
   while (true) {
-    std::uint64_t refusals = 0;
-    std::uint64_t freed_before = freed;
     std::vector<StateRef> moving;
     std::vector<StateRef> claimed;
     {
       MutexLock lock(mutex_);
-      refusals = refusals_;
       std::uint64_t before = stats_.memory_bytes;
       land_finished();
-      for (StateRef ref : by_worth(kResident, home)) {
-        if (freed + before - stats_.memory_bytes >= bytes) break;
-        (void)drop(ref);
+      moving = on_their_way(kWriting, {.home = goers.home});
+      if (moving.empty() && freed + before - stats_.memory_bytes < bytes) {
+        std::uint64_t lacks = bytes - (freed + before - stats_.memory_bytes);
+        claimed = start_leaving(lacks, goers, tried);
+        moving = claimed;
       }
       freed += before - stats_.memory_bytes;
-      if (freed >= bytes) return freed;
-      moving = by_worth(kWriting, home);
-      if (moving.empty()) {
-        std::uint64_t coming = freed;
-        for (StateRef ref : by_worth(kDirty, home)) {
-          if (coming >= bytes) break;
-          if (!claim_write(ref)) continue;
-          claimed.push_back(ref);
-          coming += at(ref).spec.bytes;
-        }
-        moving = claimed.empty() ? by_worth(kReading, home) : claimed;
+      if (freed >= bytes && claimed.empty()) return freed;
+      if (moving.empty() && goers.later_than == 0) {
+        moving = on_their_way(kReading, goers);
+        for (StateRef ref : moving) at(ref).leaving = true;
       }
-      for (StateRef ref : moving) at(ref).leaving = true;
     }
     if (moving.empty()) return freed;
     for (StateRef ref : claimed) launch(ref);
@@ -68,9 +104,7 @@ std::uint64_t Residency::Impl::make_room(std::uint64_t bytes,
       if (freed >= bytes) break;
       freed += wait_for(ref);
     }
-    MutexLock lock(mutex_);
-    // Those that find no room below would be tried again and again.
-    if (freed == freed_before && refusals_ != refusals) return freed;
+    if (freed >= bytes) return freed;
   }
 }
 
@@ -90,11 +124,11 @@ Status Residency::Impl::flush() {
   for (const State& state : states_) {
     if (state.removed) continue;
     if (state.place == kFailed) return state.error.in(state.spec.name());
-    if (state.place == kDirty) {
-      return Status::error(
-          Code::kInvalid,
-          state.spec.name() + " is being changed: nothing can be committed");
-    }
+    if (state.place != kDirty) continue;
+    if (state.writers == 0) return refusal_.in(state.spec.name());
+    return Status::error(
+        Code::kInvalid,
+        state.spec.name() + " is being changed: nothing can be committed");
   }
   return {};
 }

@@ -334,6 +334,13 @@ StoreStats StoreImpl::stats() const {
   for (const auto& bytes : counters.volume_bytes_put) {
     stats.volume_bytes_put.push_back(bytes);
   }
+  auto rate = [](std::uint64_t bytes, std::uint64_t ns) {
+    return ns == 0 ? 0.0 : static_cast<double>(bytes) * 1e9 / double(ns);
+  };
+  for (const io::Stats& io : shared_->volumes->stats()) {
+    stats.read_bytes_per_second += rate(io.bytes_read, io.read_ns);
+    stats.write_bytes_per_second += rate(io.bytes_written, io.write_ns);
+  }
   return stats;
 }
 

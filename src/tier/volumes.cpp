@@ -42,6 +42,17 @@ std::uint64_t limit_for(std::uint64_t volume) {
   return volume + kBesides + volume / (kVolumePerPieces - 1) + kUnit;
 }
 
+// Rounded, unless they look the same then.
+std::string needed_and_found(std::uint64_t needed, std::uint64_t found) {
+  std::string left = format_bytes(needed);
+  std::string right = format_bytes(found);
+  if (left == right) {
+    left = std::to_string(needed) + " B";
+    right = std::to_string(found) + " B";
+  }
+  return left + " needed, " + right + " found";
+}
+
 Uuid make_uuid() {
   std::random_device random;
   Uuid uuid{};
@@ -257,12 +268,9 @@ Result<std::vector<std::uint64_t>> Volumes::share_out(
     text += strf("%s %s: ", i == 0 ? ":" : ",", volumes_[i].directory.c_str());
     std::uint64_t limit = volumes_[i].limit_bytes;
     if (limit == 0 || room[i] < volume_within(limit)) {
-      text += strf("%s needed, %s found", format_bytes(sizes[i]).c_str(),
-                   format_bytes(room[i]).c_str());
+      text += needed_and_found(sizes[i], room[i]);
     } else {
-      text += strf("%s needed, %s found (its limit)",
-                   format_bytes(limit_for(sizes[i])).c_str(),
-                   format_bytes(limit).c_str());
+      text += needed_and_found(limit_for(sizes[i]), limit) + " (its limit)";
     }
   }
   return Status::error(Code::kNoSpace, text + "; " + advice_);
@@ -597,6 +605,12 @@ Status Volumes::write_blob(const std::vector<Piece>& pieces,
     done += piece.bytes;
   }
   return io::wait_all(requests);
+}
+
+std::vector<io::Stats> Volumes::stats() const {
+  std::vector<io::Stats> stats;
+  for (const Volume& volume : volumes_) stats.push_back(volume.io->stats());
+  return stats;
 }
 
 std::vector<io::Registration> Volumes::register_memory(

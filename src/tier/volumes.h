@@ -80,6 +80,7 @@ class Volumes {
   Status check_files(const Capacity& capacity) const;
 
   std::vector<io::Registration> register_memory(std::span<std::byte> memory);
+  std::vector<io::Stats> stats() const;  // by volume
 
   // That create() has made. Nothing else is called afterwards.
   void remove_files();

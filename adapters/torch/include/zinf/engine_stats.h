@@ -1,6 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace zinf {
 
@@ -16,10 +19,30 @@ struct EngineStats {
   std::uint64_t writes = 0;
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
-  std::uint64_t fetches =
-      0;                    // reads that an operator waited for from the start
-  std::uint64_t drops = 0;  // units that left memory
+  std::uint64_t fetches = 0;  // reads that began when somebody needed them
+  std::uint64_t late = 0;     // reads that were not over when they were needed
+  std::uint64_t drops = 0;    // units that left memory
   std::uint64_t nvme_bytes = 0;  // of the files on NVMe
+  // What NVMe has reached while it was busy.
+  double nvme_read_bytes_per_second = 0;
+  double nvme_write_bytes_per_second = 0;
+  // Of the last step. Waits are in sum, for reads and for memory that writes
+  // had to free; the rest of the time is compute.
+  double step_seconds = 0;
+  double step_compute_seconds = 0;
+  double step_read_wait_seconds = 0;
+  double step_write_wait_seconds = 0;
+  std::uint64_t step_bytes_read = 0;
+  std::uint64_t step_bytes_written = 0;
+  double step_prefetched = 0;  // the share of reads that nobody waited for
+  std::vector<std::pair<std::string, double>> step_waits;  // the longest five
+  // Plans of moves: how often uses came other than expected, and the time that
+  // planning took, in all.
+  std::uint64_t deviations = 0;
+  double plan_seconds = 0;
+  // What the last plan expects of a step.
+  double planned_step_seconds = 0;
+  std::uint64_t planned_step_bytes = 0;
   // Wear. The rates are those since the first step's end; a life is
   // nvme_endurance_bytes written, 1 is all of it.
   std::uint64_t steps = 0;  // of optimizers
@@ -32,6 +55,8 @@ struct EngineStats {
   std::uint64_t host_limit_bytes = 0;
   std::uint64_t host_used_bytes = 0;
   std::uint64_t host_peak_bytes = 0;
+  std::uint64_t host_peak_activation_bytes = 0;  // of tensors
+  std::uint64_t host_peak_unit_bytes = 0;        // of units and their buffers
   std::uint64_t intercepted = 0;  // operators on units, of the whole process
   std::uint64_t escapes = 0;      // raw pointers that were taken
   std::uint64_t faults = 0;       // reads that a fault has served

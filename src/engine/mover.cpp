@@ -1,0 +1,262 @@
+#include "src/engine/mover.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/base/align.h"
+#include "src/base/start_thread.h"
+
+namespace zinf {
+namespace {
+
+// Where no step ever ends (inference), what is recorded has an end all the
+// same.
+constexpr std::size_t kMostPositions = std::size_t{1} << 16;
+constexpr std::size_t kMostPlans = 16;
+
+// For what comes and goes between two uses.
+std::uint64_t margin(std::uint64_t limit) {
+  return std::max<std::uint64_t>(limit / 64, 4 * kMiB);
+}
+
+// The smallest, as far as they take little of the memory together, are not
+// worth a request each.
+std::vector<PlanState> plan_states(const std::vector<StateSize>& sizes,
+                                   std::uint64_t limit) {
+  constexpr std::uint64_t kMostBytes = kMiB;
+  std::vector<PlanState> states;
+  std::vector<std::size_t> small;
+  for (const StateSize& size : sizes) {
+    if (size.bytes < kMostBytes) small.push_back(states.size());
+    states.push_back({.bytes = align_up(size.bytes, std::uint64_t{kPage}),
+                      .stays = size.home == Home::kMemory});
+  }
+  std::ranges::sort(small, {}, [&](std::size_t i) { return states[i].bytes; });
+  std::uint64_t left = limit / 64;
+  for (std::size_t i : small) {
+    if (states[i].bytes > left) break;
+    left -= states[i].bytes;
+    states[i].stays = true;
+  }
+  return states;
+}
+
+// Where what is used at once does not fit beside what others take, some moves
+// will come without a plan; the other positions are better off with one.
+void leave_room(const Trace& trace, const PlanInput& input,
+                std::vector<std::uint64_t>& taken) {
+  std::uint64_t stays = 0;
+  for (const PlanState& state : input.states) {
+    if (state.stays) stays += state.bytes;
+  }
+  for (std::size_t p = 0; p < trace.size(); ++p) {
+    std::uint64_t used = stays;
+    for (const StateUse& use : trace.at(p)) {
+      const PlanState& state = input.states[use.state];
+      if (!state.stays) used += state.bytes;
+    }
+    taken[p] = std::min(
+        taken[p], input.budget_bytes - std::min(input.budget_bytes, used));
+  }
+}
+
+}  // namespace
+
+DiskRates::DiskRates(const StoreStats& store)
+    : read(store.read_bytes_per_second > 0 ? store.read_bytes_per_second : 2e9),
+      write(store.write_bytes_per_second > 0 ? store.write_bytes_per_second
+                                             : 1e9) {}
+
+Result<std::unique_ptr<Mover>> Mover::create(Residency& residency,
+                                             Options options) {
+  std::unique_ptr<Mover> mover(new Mover(residency, std::move(options)));
+  ZINF_TRY(start_thread(mover->thread_, [self = mover.get()] { self->run(); }));
+  return mover;
+}
+
+Mover::~Mover() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Mover::set_active(bool active) {
+  MutexLock lock(mutex_);
+  active_ = active;
+  tasks_.clear();
+}
+
+std::uint64_t& Mover::seen(std::uint32_t state) {
+  if (state >= seen_.size()) seen_.resize(state + 1);
+  return seen_[state];
+}
+
+// What passed since the last position, without waits, was its compute.
+void Mover::note_time() {
+  Clock::time_point now = Clock::now();
+  ResidencyStats stats = residency_.stats();
+  std::uint64_t wait_ns = stats.read_wait_ns + stats.write_wait_ns;
+  std::chrono::duration<double> passed = now - last_;
+  double waited = static_cast<double>(wait_ns - last_wait_ns_) / 1e9;
+  if (!seconds_.empty()) {
+    seconds_.back() = std::max(0.0, passed.count() - waited);
+    stats_.compute_seconds += seconds_.back();
+  }
+  last_ = now;
+  last_wait_ns_ = wait_ns;
+}
+
+void Mover::use(std::span<const StateUse> at_once) {
+  Room room = options_.room();
+  MutexLock lock(mutex_);
+  if (!active_) return;
+  note_time();
+  note_taken_locked(room.taken_bytes);
+  seconds_.push_back(0);
+  taken_.push_back(room.taken_bytes);
+  limit_ = room.limit_bytes;
+  ++now_;
+  Follow follow = book_.use(at_once);
+  if (follow != Follow::kRecording && follow != Follow::kUnknown) {
+    std::size_t length = book_.trace()->size();
+    give_tasks((book_.position() + length - 1) % length);
+  }
+  for (const StateUse& use : at_once) ++seen(use.state);
+  if (follow != Follow::kRecording) tell_next_uses(at_once);
+  if (seconds_.size() >= kMostPositions) {
+    book_.end_step();
+    seconds_.clear();
+    taken_.clear();
+  }
+}
+
+void Mover::give_tasks(std::size_t position) {
+  auto planned = plans_.find(book_.trace_id());
+  if (planned == plans_.end() || !planned->second.plan) return;
+  std::span<const Action> actions = planned->second.plan->at(position);
+  for (const Action& action : actions) {
+    tasks_.push_back({action, seen(action.state)});
+  }
+  if (!actions.empty()) wake_.notify_one();
+}
+
+void Mover::tell_next_uses(std::span<const StateUse> at_once) {
+  for (const StateUse& use : at_once) {
+    if (use.kind == UseKind::kFree) continue;
+    std::optional<std::size_t> until = book_.until_use(use.state);
+    residency_.expect({use.state}, now_, until ? now_ + 1 + *until : 0);
+  }
+}
+
+void Mover::note_taken(std::uint64_t bytes) {
+  MutexLock lock(mutex_);
+  note_taken_locked(bytes);
+}
+
+void Mover::note_taken_locked(std::uint64_t bytes) {
+  if (!taken_.empty()) taken_.back() = std::max(taken_.back(), bytes);
+}
+
+void Mover::end_step() {
+  MutexLock lock(mutex_);
+  if (!active_ || seconds_.empty()) return;
+  note_time();
+  book_.end_step();
+  if (plans_.size() > kMostPlans) plans_.clear();
+  Planned& planned = plans_[book_.trace_id()];
+  ++planned.steps;
+  if (plan_is_due(planned)) make_plan(planned);
+  seconds_.clear();
+  taken_.clear();
+}
+
+// Times become known step by step; less room than a plan has counted on costs
+// moves that nobody has planned.
+bool Mover::plan_is_due(const Planned& planned) const {
+  bool power_of_two = (planned.steps & (planned.steps - 1)) == 0;
+  if (power_of_two || planned.taken_bytes.size() != taken_.size()) return true;
+  for (std::size_t p = 0; p < taken_.size(); ++p) {
+    if (taken_[p] > planned.taken_bytes[p] + margin(limit_)) return true;
+  }
+  return false;
+}
+
+void Mover::make_plan(Planned& planned) {
+  Clock::time_point begin = Clock::now();
+  std::vector<PlanState> states = plan_states(residency_.sizes(), limit_);
+  const Trace& trace = *book_.trace();
+  planned.taken_bytes = taken_;
+  DiskRates disk = options_.rates();
+  PlanInput input{.states = states,
+                  .budget_bytes = limit_ - std::min(limit_, margin(limit_)),
+                  .read_bytes_per_second = disk.read,
+                  .write_bytes_per_second = disk.write,
+                  .compute_seconds = {}};
+  if (auto least = least_budget(trace, input); least.ok()) {
+    input.budget_bytes = std::max(input.budget_bytes, *least);
+  }
+  if (seconds_.size() == trace.size()) {
+    leave_room(trace, input, taken_);
+    input.compute_seconds = seconds_;
+    input.taken_bytes = taken_;
+  }
+  Result<Plan> plan = fastest_plan(trace, input);
+  planned.plan.reset();
+  if (plan.ok()) {
+    Result<Forecast> forecast = simulate(trace, *plan, input);
+    if (forecast.ok()) planned.forecast = *forecast;
+    planned.plan = std::move(plan).value();
+  }
+  std::chrono::duration<double> took = Clock::now() - begin;
+  ++stats_.plans;
+  stats_.plan_seconds += took.count();
+  stats_.forecast_seconds = planned.forecast.seconds;
+  stats_.forecast_bytes =
+      planned.forecast.bytes_read + planned.forecast.bytes_written;
+}
+
+// Waits for one that is still wanted; nothing at the end.
+std::optional<Mover::Task> Mover::next_task() {
+  MutexLock lock(mutex_);
+  while (true) {
+    while (tasks_.empty() && !stopping_) wake_.wait(mutex_);
+    if (stopping_) return std::nullopt;
+    Task task = tasks_.front();
+    tasks_.pop_front();
+    if (task.seen == seen(task.action.state)) return task;
+    ++stats_.outrun;
+  }
+}
+
+void Mover::run() {
+  while (std::optional<Task> task = next_task()) {
+    StateRef state{task->action.state};
+    switch (task->action.kind) {
+      case ActionKind::kWrite:
+        residency_.write(state);
+        break;
+      case ActionKind::kDrop:
+        residency_.evict(state);
+        break;
+      case ActionKind::kFetch:
+        if (residency_.fetch(state)) break;
+        MutexLock lock(mutex_);
+        ++stats_.no_room;
+        break;
+    }
+  }
+}
+
+MoverStats Mover::stats() const {
+  MutexLock lock(mutex_);
+  MoverStats stats = stats_;
+  stats.steps = book_.stats().steps;
+  stats.positions = book_.stats().positions;
+  stats.deviations = book_.stats().deviations;
+  return stats;
+}
+
+}  // namespace zinf
