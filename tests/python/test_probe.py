@@ -3,6 +3,7 @@
 import pytest
 import torch
 import zinf
+from models import transformers
 from torch import nn
 from twins import LR, assert_same_model, bits, born, budget
 
@@ -54,6 +55,37 @@ def test_the_least_works_and_less_does_not(nvme, update, options, rows):
     with zinf.Engine(host_memory=budget(least - least // 7), nvme=nvme) as engine:
         with pytest.raises(zinf.BudgetError):
             train(engine, range(3), rows, **options)
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+@pytest.mark.parametrize("update", [{"update": "step"}, {"update": "backward", "micro_batches": 2}])
+def test_the_least_works_for_two_micro_batches(nvme, update, max_grad_norm):
+    """Gradients of the first wait while the second has its activations."""
+    vocabulary = 4000
+
+    def make(engine):
+        hf = transformers()
+        config = hf.GPT2Config(n_layer=3, n_embd=256, n_head=4, vocab_size=vocabulary, n_positions=128)
+        model = born(engine, lambda: hf.GPT2LMHeadModel(config))
+        return model, zinf.AdamW(model.parameters(), lr=LR, max_grad_norm=max_grad_norm, **update)
+
+    def passes(model, seed):
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(2):
+            rows = torch.randint(vocabulary, (2, 128), generator=generator)
+            model(input_ids=rows, labels=rows).loss.backward()
+
+    with zinf.Engine(host_memory=budget(1024 * MIB), nvme=nvme) as engine:
+        model, optimizer = make(engine)
+        least = engine.probe(lambda: passes(model, 0)).least_bytes
+    del model, optimizer
+    least -= budget(0)
+    with zinf.Engine(host_memory=budget(least), nvme=nvme) as engine:
+        model, optimizer = make(engine)
+        for seed in range(3):
+            passes(model, seed)
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("update", ["step", "backward"])
