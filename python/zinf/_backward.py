@@ -10,7 +10,6 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from zinf import _C
-from zinf._probe import probe_under_way
 
 if TYPE_CHECKING:
     from zinf.optim import AdamW
@@ -66,10 +65,10 @@ class BackwardUpdate:
         if not self._passes.on_gradient(parameter, waits=optimizer.max_grad_norm is not None):
             return
         split = optimizer.master == "split"
-        probe = probe_under_way()
+        probe = _C.Probe.under_way()
         at_once = parameter.device.type != "cpu" or _C.update_bytes(parameter, split=split).weight_stays
         if probe is not None and at_once:
-            probe.update(optimizer, parameter)
+            probe.update(parameter, is_fresh=not optimizer.state.get(parameter), split=split)
             self._passes.end_update(parameter)
             return
         if probe is not None or not (at_once or optimizer.state.get(parameter)):
@@ -82,7 +81,7 @@ class BackwardUpdate:
     @torch.no_grad()
     def _update_deferred(self, parameters: Sequence[torch.Tensor]) -> None:
         optimizer = self._optimizer()
-        if optimizer is None or probe_under_way() is not None:
+        if optimizer is None or _C.Probe.under_way() is not None:
             return
         optimizer._prepare(parameters)
         for parameter in parameters:

@@ -153,6 +153,8 @@ def test_what_a_probe_refuses(nvme):
     with zinf.Engine(nvme=nvme) as engine:
         model = born(engine, build)
         optimizer = zinf.AdamW(model.parameters(), lr=LR, update="backward")
+        with pytest.raises(TypeError, match="takes a function that runs a step, not a int"):
+            engine.probe(3)
         with pytest.raises(RuntimeError, match="inside probe"):
             engine.probe(lambda: engine.probe(lambda: None))
 
@@ -179,6 +181,19 @@ def test_a_probe_leaves_no_trace_in_what_is_reserved(nvme):
         engine.probe(lambda: loss(model, 0).backward())
         loss(model, 0).backward()
         optimizer.step()
+
+
+def test_the_copies_of_buffers_are_not_counted(nvme):
+    class Buffered(nn.Linear):
+        def __init__(self):
+            super().__init__(WIDTH, WIDTH)
+            self.register_buffer("large", torch.zeros(64 * MIB, dtype=torch.uint8))
+
+    with zinf.Engine(host_memory=budget(900 * MIB), nvme=nvme) as engine:
+        model = born(engine, Buffered)
+        base = zinf._C.trim_host_memory()
+        assert engine.probe(lambda: model.large.add_(1)).least_bytes - base < 32 * MIB
+        assert not model.large.any()
 
 
 def test_updates_beside_weights_that_stay_are_counted(nvme):

@@ -7,6 +7,7 @@
 #include "adapters/torch/engine.h"
 #include "adapters/torch/hooks.h"
 #include "adapters/torch/manager.h"
+#include "adapters/torch/probe.h"
 #include "adapters/torch/training_budget.h"
 
 namespace zinf {
@@ -34,6 +35,7 @@ std::size_t group_of(AdamW& optimizer, const at::Tensor& parameter) {
 
 void update_deferred(AdamW& optimizer,
                      const std::vector<at::Tensor>& deferred) {
+  if (Probe::under_way() != nullptr) return;
   at::NoGradGuard no_grad;
   AdamWImpl& impl = AdamWImpl::of(optimizer);
   std::lock_guard lock(impl.updating);
@@ -75,9 +77,17 @@ class UpdateHook final : public PostAccumulateGradHook {
     check_usable(optimizer_);
     bool waits = options_of(optimizer_.defaults()).max_grad_norm().has_value();
     if (!backward.on_gradient(parameter, waits)) return;
-    bool split = options_of(optimizer_.defaults()).master() == "split";
-    if (find_state(optimizer_, parameter) == nullptr && parameter.is_cpu() &&
-        !update_bytes(parameter, split).weight_stays) {
+    bool split = is_split(optimizer_);
+    bool is_fresh = find_state(optimizer_, parameter) == nullptr;
+    bool at_once =
+        !parameter.is_cpu() || update_bytes(parameter, split).weight_stays;
+    std::shared_ptr<Probe> probe = Probe::under_way();
+    if (probe != nullptr && at_once) {
+      probe->update(parameter, is_fresh, split);
+      backward.end_update(parameter);
+      return;
+    }
+    if (probe != nullptr || (is_fresh && !at_once)) {
       check_first_update(parameter, split);
       backward.defer(parameter);
       return;

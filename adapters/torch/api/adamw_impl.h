@@ -50,6 +50,8 @@ void check_options(const AdamWOptions& options);
 AdamWOptions merged(const AdamWOptions& group, const AdamWOptions& defaults);
 const AdamWOptions& options_of(const torch::optim::OptimizerOptions& options);
 AdamOptions adam_options(const torch::optim::OptimizerParamGroup& group);
+// Whether masters of bfloat16 weights are split.
+bool is_split(const AdamW& optimizer);
 
 // Throws after an update that was not finished, until heal(): a good state was
 // loaded.
@@ -62,6 +64,11 @@ void prepare(AdamW& optimizer, const std::vector<at::Tensor>& parameters,
              bool check = true);
 void update(AdamW& optimizer, const AdamOptions& options,
             const std::vector<at::Tensor>& parameters, float clip);
+
+// For engine.probe(): throws between backward and step(); after the probed step
+// it is as if there had been none.
+void check_no_step_begun(const AdamW& optimizer);
+void forget_passes(AdamW& optimizer);
 
 // For update="backward".
 std::shared_ptr<BackwardUpdate> make_backward_update(AdamW& optimizer);
