@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,9 @@ from zinf import _C
 
 if TYPE_CHECKING:
     from zinf.optim import AdamW
+
+
+_optimizers = WeakIdKeyDictionary()  # by parameter: who updates it inside backward, weakly
 
 
 class BackwardUpdate:
@@ -39,10 +43,27 @@ class BackwardUpdate:
         self._group_of = WeakIdKeyDictionary()  # the index of each parameter's group
 
     def watch(self, index: int, group: dict[str, Any]) -> None:
+        self._check_alone(group["params"])
         for parameter in group["params"]:
+            _optimizers[parameter] = self._optimizer
             if parameter.requires_grad and parameter not in self._group_of:
                 parameter.register_post_accumulate_grad_hook(self._on_gradient)
             self._group_of[parameter] = index
+
+    def _check_alone(self, parameters: Sequence[torch.Tensor]) -> None:
+        def shared() -> bool:
+            return any(
+                _optimizers.get(p, self._optimizer)() not in (None, self._optimizer()) for p in parameters
+            )
+
+        if not shared():
+            return
+        gc.collect()  # a scheduler and its optimizer know each other
+        if shared():
+            raise ValueError(
+                'another optimizer with update="backward" has one of these parameters: a gradient is used '
+                "once, so delete that optimizer first (del optimizer)"
+            )
 
     def check_options(self, groups: Sequence[_C.AdamOptions]) -> None:
         """Refuses what should have been said before backward."""

@@ -249,6 +249,7 @@ void AdamW::add_param_group(const OptimizerParamGroup& param_group) {
           ? merged(options_of(param_group.options()), defaults)
           : defaults;
   check_options(options);
+  if (impl_->backward != nullptr) check_alone(param_group.params());
   Optimizer::add_param_group(OptimizerParamGroup(param_group.params()));
   // Only now: torch puts the defaults in place of options it does not know.
   param_groups_.back().set_options(std::make_unique<AdamWOptions>(options));

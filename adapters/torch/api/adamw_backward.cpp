@@ -5,6 +5,7 @@
 #include "adapters/torch/api/adamw_impl.h"
 #include "adapters/torch/backward.h"
 #include "adapters/torch/engine.h"
+#include "adapters/torch/error.h"
 #include "adapters/torch/hooks.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/probe.h"
@@ -129,6 +130,18 @@ std::shared_ptr<BackwardUpdate> make_backward_update(AdamW& optimizer) {
           if (manager != nullptr) manager->fail(why);
         }
       });
+}
+
+void check_alone(const std::vector<at::Tensor>& parameters) {
+  for (const at::Tensor& parameter : parameters) {
+    auto* hook = dynamic_cast<UpdateHook*>(
+        torch::autograd::impl::post_acc_grad_hooks(parameter).get());
+    if (hook == nullptr || hook->ended()) continue;
+    refuse(
+        "another optimizer with update=\"backward\" has one of these "
+        "parameters: a gradient is used once, so destroy that optimizer "
+        "first");
+  }
 }
 
 void watch_gradients(AdamW& optimizer, std::size_t group) {

@@ -73,6 +73,8 @@ void forget_passes(AdamW& optimizer);
 // For update="backward".
 std::shared_ptr<BackwardUpdate> make_backward_update(AdamW& optimizer);
 void watch_gradients(AdamW& optimizer, std::size_t group);
+// Throws when another optimizer updates one of them inside backward.
+void check_alone(const std::vector<at::Tensor>& parameters);
 
 bool is_narrow(const at::Tensor& parameter);
 std::vector<at::Tensor> all_parameters(const AdamW& optimizer);
