@@ -47,7 +47,8 @@ TEST(Budget, RefusalNamesBudgetTagWantedAndHolders) {
   EXPECT_EQ(status.code(), Code::kOverBudget);
   EXPECT_EQ(status.text(),
             "budget \"host\" of 4 KiB: grad wants 2 KiB more, which needs "
-            "at least 5120 bytes (5 KiB): 3 KiB is used (weight 2 KiB, staging 1 KiB)");
+            "at least 5120 bytes (5 KiB): 3 KiB is used (weight 2 KiB, staging "
+            "1 KiB)");
   EXPECT_EQ(budget.usage().total.used_bytes, 3 * kKiB);
 }
 
