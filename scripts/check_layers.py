@@ -32,7 +32,7 @@ PUBLIC = {
     "src/sched": {"plan", "trace", "trace_book"},
     "src/tier": {"residency", "store"},
     "src/engine": {"host_memory", "host_tier", "nvme_path"},
-    "adapters/torch": {"engine", "engine_stats", "error", "optim", "zinf"},
+    "adapters/torch": {"engine", "engine_stats", "error", "need", "optim", "zinf"},
 }
 PUBLIC_FOLDERS = ("include/", "adapters/torch/include/")
 # Folders whose public headers these may include too, but not the private ones.

@@ -143,8 +143,8 @@ void BackwardUpdate::check_options(
     if (const char* changed = difference(groups.at(group), before)) {
       refuse_use(std::string(changed) +
                  " was changed between backward and step(), but the weights "
-                 "are updated already (update=\"backward\"): change it after "
-                 "step()");
+                 "are updated already (update=\"backward\"): set it back, "
+                 "call step(), then change it");
     }
   }
 }

@@ -7,6 +7,18 @@ namespace {
 
 std::atomic<void (*)(const Status&)> budget_thrower = nullptr;
 
+Status advised(const Status& refusal) {
+  if (refusal.text().find("budget \"host_memory\"") == std::string::npos) {
+    return refusal;
+  }
+  return Status::error(
+      refusal.code(),
+      refusal.text() +
+          ". That is up to here: engine.probe(step) names the least for the "
+          "whole step. Raise host_memory, give nvme= (or more of it), or make "
+          "the batch smaller");
+}
+
 }  // namespace
 
 Error::Error(const Status& status)
@@ -15,8 +27,8 @@ Error::Error(const Status& status)
 void throw_if_error(const Status& status) {
   if (status.ok()) return;
   if (status.code() != Code::kOverBudget) throw Error(status);
-  if (auto* thrower = budget_thrower.load()) thrower(status);
-  throw BudgetError(status);
+  if (auto* thrower = budget_thrower.load()) thrower(advised(status));
+  throw BudgetError(advised(status));
 }
 
 void refuse(const std::string& text) {

@@ -19,12 +19,8 @@ namespace zinf {
 namespace {
 
 [[noreturn]] void throw_refusal(const Status& status) {
-  throw_if_error(
-      status
-          .in("a tensor does not fit (raise host_memory, give nvme=, or make "
-              "the batch smaller; engine.probe(step) tells the least for a "
-              "step)")
-          .because(process_memory()->hindrance()));
+  throw_if_error(status.in("a tensor does not fit")
+                     .because(process_memory()->hindrance()));
   std::abort();  // it was an error
 }
 

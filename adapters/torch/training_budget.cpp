@@ -217,10 +217,8 @@ void check_first_update(const at::Tensor& parameter, bool split) {
   UpdateBytes bytes = update_bytes(parameter, split);
   manager_of(parameter)->adopt_offered();  // so that they can leave
   auto room = process_memory()->reserve(Tag::kOther, bytes.moving - bytes.grad);
-  throw_if_error(room.status().in(
-      "the update does not fit beside the activations (raise host_memory, or "
-      "make the batch smaller; engine.probe(step) tells the least for a "
-      "step)"));
+  throw_if_error(
+      room.status().in("the update does not fit beside the activations"));
 }
 
 void check_training(Manager& manager, const TrainingPlan& plan) {

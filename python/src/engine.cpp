@@ -14,9 +14,11 @@
 #include "adapters/torch/init_mode.h"
 #include "adapters/torch/keys.h"
 #include "adapters/torch/manager.h"
+#include "adapters/torch/probe.h"
 #include "adapters/torch/split_master.h"
 #include "adapters/torch/training_budget.h"
 #include "python/src/bindings.h"
+#include "src/base/strf.h"
 #include "zinf/engine.h"
 
 namespace py = pybind11;
@@ -124,13 +126,6 @@ void bind_engine(py::module_& module) {
       .def("adopt_offered", &Manager::adopt_offered, Released())
       .def(
           "close", [](Manager& self) { close_manager(self); }, Released())
-      .def(
-          "start_measuring", [](Manager& self) { start_measuring(self); },
-          Released())
-      .def(
-          "stop_measuring",
-          [](Manager& self) { return self.tier().stop_measuring(); },
-          Released())
       .def("fail", &Manager::fail)
       .def("heal", &Manager::heal)
       .def(
@@ -145,18 +140,28 @@ void bind_engine(py::module_& module) {
       .def("unlink_files", &Manager::unlink_files, Released())
       .def("stats", &stats_of);
 
-  py::class_<Reservation>(module, "HostReservation")
-      .def(py::init([](std::uint64_t bytes) {
-             auto reservation = process_memory()->reserve(Tag::kOther, bytes);
-             throw_if_error(reservation.status());
-             return std::move(reservation).value();
-           }),
-           Released());
+  py::class_<Need>(module, "Need", "What engine.probe() has found.")
+      .def_readonly("least_bytes", &Need::least_bytes,
+                    "Of host_memory, for the step.")
+      .def_readonly("limit_bytes", &Need::limit_bytes, "host_memory as it is.")
+      .def_property_readonly("fits", &Need::fits)
+      .def("__str__", &Need::text)
+      .def("__repr__", [](const Need& self) {
+        return strf("Need(least_bytes=%llu, limit_bytes=%llu)",
+                    static_cast<unsigned long long>(self.least_bytes),
+                    static_cast<unsigned long long>(self.limit_bytes));
+      });
+  py::class_<Probe, std::shared_ptr<Probe>>(module, "Probe")
+      .def_static("begin", &Probe::begin, Released())
+      .def_static("under_way", &Probe::under_way)
+      .def("step", &Probe::step, py::kw_only(), py::arg("due"),
+           py::arg("fresh"), py::arg("split"), Released())
+      .def("update", &Probe::update, py::arg("parameter"), py::kw_only(),
+           py::arg("is_fresh"), py::arg("split"), Released())
+      .def("end", &Probe::end, Released())
+      .def("check_weights", &Probe::check_weights);
 
   py::class_<UpdateBytes>(module, "UpdateBytes")
-      .def_readonly("moving", &UpdateBytes::moving)
-      .def_readonly("grad", &UpdateBytes::grad)
-      .def_readonly("new_states", &UpdateBytes::new_states)
       .def_readonly("weight_stays", &UpdateBytes::weight_stays);
   module.def("update_bytes", &update_bytes, py::arg("parameter"), py::kw_only(),
              py::arg("split"));

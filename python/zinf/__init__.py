@@ -21,8 +21,7 @@ if torch.__version__ != TORCH_VERSION:
     )
 
 from zinf import _C
-from zinf._C import BudgetError
-from zinf._probe import Need
+from zinf._C import BudgetError, Need
 from zinf.engine import Engine
 from zinf.optim import AdamW
 

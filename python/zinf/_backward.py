@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,12 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from zinf import _C
-from zinf._probe import probe_under_way
 
 if TYPE_CHECKING:
     from zinf.optim import AdamW
+
+
+_optimizers = WeakIdKeyDictionary()  # by parameter: who updates it inside backward, weakly
 
 
 class BackwardUpdate:
@@ -40,10 +43,27 @@ class BackwardUpdate:
         self._group_of = WeakIdKeyDictionary()  # the index of each parameter's group
 
     def watch(self, index: int, group: dict[str, Any]) -> None:
+        self._check_alone(group["params"])
         for parameter in group["params"]:
+            _optimizers[parameter] = self._optimizer
             if parameter.requires_grad and parameter not in self._group_of:
                 parameter.register_post_accumulate_grad_hook(self._on_gradient)
             self._group_of[parameter] = index
+
+    def _check_alone(self, parameters: Sequence[torch.Tensor]) -> None:
+        def shared() -> bool:
+            return any(
+                _optimizers.get(p, self._optimizer)() not in (None, self._optimizer()) for p in parameters
+            )
+
+        if not shared():
+            return
+        gc.collect()  # a scheduler and its optimizer know each other
+        if shared():
+            raise ValueError(
+                'another optimizer with update="backward" has one of these parameters: a gradient is used '
+                "once, so delete that optimizer first (del optimizer)"
+            )
 
     def check_options(self, groups: Sequence[_C.AdamOptions]) -> None:
         """Refuses what should have been said before backward."""
@@ -66,10 +86,10 @@ class BackwardUpdate:
         if not self._passes.on_gradient(parameter, waits=optimizer.max_grad_norm is not None):
             return
         split = optimizer.master == "split"
-        probe = probe_under_way()
+        probe = _C.Probe.under_way()
         at_once = parameter.device.type != "cpu" or _C.update_bytes(parameter, split=split).weight_stays
         if probe is not None and at_once:
-            probe.update(optimizer, parameter)
+            probe.update(parameter, is_fresh=not optimizer.state.get(parameter), split=split)
             self._passes.end_update(parameter)
             return
         if probe is not None or not (at_once or optimizer.state.get(parameter)):
@@ -82,7 +102,7 @@ class BackwardUpdate:
     @torch.no_grad()
     def _update_deferred(self, parameters: Sequence[torch.Tensor]) -> None:
         optimizer = self._optimizer()
-        if optimizer is None or probe_under_way() is not None:
+        if optimizer is None or _C.Probe.under_way() is not None:
             return
         optimizer._prepare(parameters)
         for parameter in parameters:

@@ -19,7 +19,7 @@ from torch.nn.modules.module import (
 )
 
 from zinf import _C, _constructors, checkpoint
-from zinf._probe import Need, measure
+from zinf._probe import measure
 from zinf._states import joined
 
 if TYPE_CHECKING:
@@ -181,12 +181,13 @@ class Engine:
         """Counts and bytes so far: see docs/python.md."""
         return self._manager.stats()
 
-    def probe(self, step: Callable[[], Any]) -> Need:
+    def probe(self, step: Callable[[], Any]) -> _C.Need:
         """Runs a training step and says the least host_memory with which it works; nothing is trained.
 
         step: forward and backward, with or without the optimizer's step(). It may take more memory than
-        host_memory, if the machine has it. Weights, optimizer states, gradients, buffers and random
-        states are afterwards what they were.
+        host_memory, if the machine has it. Weights, optimizer states, gradients, buffers and the random
+        states of torch on the CPU, Python and numpy are afterwards what they were. Only zinf.AdamW is held
+        back: leave step() of another optimizer out, it changes weights, and the probe then raises.
 
         Example:
             >>> need = engine.probe(lambda: model(**batch).loss.backward())
@@ -194,6 +195,8 @@ class Engine:
             (3221225472, True)
         """
         self._check_open()
+        if not callable(step):
+            raise TypeError(f"probe() takes a function that runs a step, not a {type(step).__name__}")
         return measure(self, step)
 
     def save(self, path: str | os.PathLike[str], extra: Any = None) -> None:

@@ -11,7 +11,6 @@ import torch
 
 from zinf import _C
 from zinf._backward import BackwardUpdate
-from zinf._probe import probe_under_way
 from zinf._states import NARROW, copied
 from zinf.engine import engine_of_manager, note_optimizer
 
@@ -154,9 +153,11 @@ class AdamW(torch.optim.Optimizer):
         options = [self._options(group) for group in self.param_groups]
         if self._backward is not None:
             self._backward.check_options(options)
-        probe = probe_under_way()
+        probe = _C.Probe.under_way()
         if probe is not None:
-            probe.step(self)
+            due = [parameter for parameter in self._parameters() if self._is_due(parameter)]
+            fresh = [parameter for parameter in due if not self.state.get(parameter)]
+            probe.step(due=due, fresh=fresh, split=self.master == "split")
             return loss
         self._refresh()
         if float(getattr(self, "found_inf", 0.0)):

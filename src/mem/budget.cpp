@@ -87,11 +87,11 @@ Status Budget::State::refusal(Tag tag, std::uint64_t wanted) const {
   std::string_view tag_text = tag_name(tag);
   return Status::error(
       Code::kOverBudget,
-      strf("budget \"%s\" of %s: %.*s wants %s more (%llu bytes), which makes "
-           "%s: %s is used (%s)",
+      strf("budget \"%s\" of %s: %.*s wants %s more, which needs at least %llu "
+           "bytes (%s): %s is used (%s)",
            name.c_str(), format_bytes(limit_bytes).c_str(), len(tag_text),
            tag_text.data(), format_bytes(wanted).c_str(),
-           static_cast<unsigned long long>(wanted),
+           static_cast<unsigned long long>(now.total.used_bytes + wanted),
            format_bytes(now.total.used_bytes + wanted).c_str(),
            format_bytes(now.total.used_bytes).c_str(),
            holders.empty() ? "by nobody" : holders.c_str()));

@@ -107,6 +107,17 @@ def test_a_second_backward_must_be_announced(engine):
     assert_same_model(model, plain)
 
 
+def test_two_optimizers_cannot_share_a_parameter(engine):
+    model = born(engine)
+    optimizer = backward_adamw(model)
+    with pytest.raises(ValueError, match=r"another optimizer with update=\"backward\".*del optimizer"):
+        backward_adamw(model)
+    step(model, optimizer)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    del optimizer, scheduler
+    step(model, backward_adamw(model))
+
+
 def test_micro_batches(engine):
     plain, model = pair(engine)
     optimizer, plain_optimizer = backward_adamw(model, micro_batches=3), plain_adamw(plain)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import zinf
+from models import transformers
 from torch import nn
 from twins import LR, assert_same_model, bits, born, budget
 
@@ -54,6 +55,37 @@ def test_the_least_works_and_less_does_not(nvme, update, options, rows):
     with zinf.Engine(host_memory=budget(least - least // 7), nvme=nvme) as engine:
         with pytest.raises(zinf.BudgetError):
             train(engine, range(3), rows, **options)
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+@pytest.mark.parametrize("update", [{"update": "step"}, {"update": "backward", "micro_batches": 2}])
+def test_the_least_works_for_two_micro_batches(nvme, update, max_grad_norm):
+    """Gradients of the first wait while the second has its activations."""
+    vocabulary = 4000
+
+    def make(engine):
+        hf = transformers()
+        config = hf.GPT2Config(n_layer=3, n_embd=256, n_head=4, vocab_size=vocabulary, n_positions=128)
+        model = born(engine, lambda: hf.GPT2LMHeadModel(config))
+        return model, zinf.AdamW(model.parameters(), lr=LR, max_grad_norm=max_grad_norm, **update)
+
+    def passes(model, seed):
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(2):
+            rows = torch.randint(vocabulary, (2, 128), generator=generator)
+            model(input_ids=rows, labels=rows).loss.backward()
+
+    with zinf.Engine(host_memory=budget(1024 * MIB), nvme=nvme) as engine:
+        model, optimizer = make(engine)
+        least = engine.probe(lambda: passes(model, 0)).least_bytes
+    del model, optimizer
+    least -= budget(0)
+    with zinf.Engine(host_memory=budget(least), nvme=nvme) as engine:
+        model, optimizer = make(engine)
+        for seed in range(3):
+            passes(model, seed)
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("update", ["step", "backward"])
@@ -121,6 +153,8 @@ def test_what_a_probe_refuses(nvme):
     with zinf.Engine(nvme=nvme) as engine:
         model = born(engine, build)
         optimizer = zinf.AdamW(model.parameters(), lr=LR, update="backward")
+        with pytest.raises(TypeError, match="takes a function that runs a step, not a int"):
+            engine.probe(3)
         with pytest.raises(RuntimeError, match="inside probe"):
             engine.probe(lambda: engine.probe(lambda: None))
 
@@ -147,6 +181,19 @@ def test_a_probe_leaves_no_trace_in_what_is_reserved(nvme):
         engine.probe(lambda: loss(model, 0).backward())
         loss(model, 0).backward()
         optimizer.step()
+
+
+def test_the_copies_of_buffers_are_not_counted(nvme):
+    class Buffered(nn.Linear):
+        def __init__(self):
+            super().__init__(WIDTH, WIDTH)
+            self.register_buffer("large", torch.zeros(64 * MIB, dtype=torch.uint8))
+
+    with zinf.Engine(host_memory=budget(900 * MIB), nvme=nvme) as engine:
+        model = born(engine, Buffered)
+        base = zinf._C.trim_host_memory()
+        assert engine.probe(lambda: model.large.add_(1)).least_bytes - base < 32 * MIB
+        assert not model.large.any()
 
 
 def test_updates_beside_weights_that_stay_are_counted(nvme):

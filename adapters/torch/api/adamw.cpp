@@ -16,6 +16,7 @@
 #include "adapters/torch/engine.h"
 #include "adapters/torch/error.h"
 #include "adapters/torch/manager.h"
+#include "adapters/torch/probe.h"
 #include "adapters/torch/split_master.h"
 #include "adapters/torch/training_budget.h"
 #include "src/base/strf.h"
@@ -82,6 +83,20 @@ std::vector<at::Tensor> due(const AdamW& optimizer,
   return found;
 }
 
+void probe_step(const AdamW& optimizer, Probe& probe) {
+  std::vector<at::Tensor> all_due;
+  std::vector<at::Tensor> fresh;
+  for (const auto& group : optimizer.param_groups()) {
+    for (at::Tensor& parameter : due(optimizer, group)) {
+      if (find_state(optimizer, parameter) == nullptr) {
+        fresh.push_back(parameter);
+      }
+      all_due.push_back(std::move(parameter));
+    }
+  }
+  probe.step(all_due, fresh, is_split(optimizer));
+}
+
 // Refuses budgets that cannot work.
 void check_budgets(const AdamW& optimizer) {
   const AdamWOptions& options = options_of(optimizer.defaults());
@@ -89,7 +104,7 @@ void check_budgets(const AdamW& optimizer) {
   for (const auto& manager : managers_of(parameters)) {
     if (manager == nullptr) continue;
     TrainingPlan plan;
-    plan.split = options.master() == "split";
+    plan.split = is_split(optimizer);
     plan.waiting =
         options.update() == "step" || options.max_grad_norm().has_value();
     for (const at::Tensor& parameter : parameters) {
@@ -138,6 +153,10 @@ ThreadPool* pool_of(AdamWImpl& impl) {
 
 }  // namespace
 
+bool is_split(const AdamW& optimizer) {
+  return options_of(optimizer.defaults()).master() == "split";
+}
+
 void check_usable(const AdamW& optimizer) {
   const std::string& failure = AdamWImpl::of(optimizer).failure;
   if (failure.empty()) return;
@@ -148,7 +167,20 @@ void check_usable(const AdamW& optimizer) {
 void heal(AdamW& optimizer) {
   AdamWImpl& impl = AdamWImpl::of(optimizer);
   impl.failure.clear();
-  if (impl.backward != nullptr) impl.backward->end_step({});
+  forget_passes(optimizer);
+}
+
+void check_no_step_begun(const AdamW& optimizer) {
+  const auto& backward = AdamWImpl::of(optimizer).backward;
+  if (backward == nullptr || !backward->begun()) return;
+  throw Error(Status::error(
+      Code::kUnsupported,
+      "probe() between backward and step(): call it after step()"));
+}
+
+void forget_passes(AdamW& optimizer) {
+  const auto& backward = AdamWImpl::of(optimizer).backward;
+  if (backward != nullptr) backward->end_step({});
 }
 
 void prepare(AdamW& optimizer, const std::vector<at::Tensor>& parameters,
@@ -217,6 +249,7 @@ void AdamW::add_param_group(const OptimizerParamGroup& param_group) {
           ? merged(options_of(param_group.options()), defaults)
           : defaults;
   check_options(options);
+  if (impl_->backward != nullptr) check_alone(param_group.params());
   Optimizer::add_param_group(OptimizerParamGroup(param_group.params()));
   // Only now: torch puts the defaults in place of options it does not know.
   param_groups_.back().set_options(std::make_unique<AdamWOptions>(options));
@@ -242,6 +275,10 @@ torch::Tensor AdamW::step(LossClosure closure) {
     options.push_back(adam_options(group));
   }
   if (impl_->backward != nullptr) impl_->backward->check_options(options);
+  if (auto probe = Probe::under_way()) {
+    probe_step(*this, *probe);
+    return loss;
+  }
   refresh_engines(*this);
   std::vector<std::vector<at::Tensor>> groups;
   std::vector<at::Tensor> updated;

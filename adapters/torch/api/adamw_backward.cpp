@@ -5,8 +5,10 @@
 #include "adapters/torch/api/adamw_impl.h"
 #include "adapters/torch/backward.h"
 #include "adapters/torch/engine.h"
+#include "adapters/torch/error.h"
 #include "adapters/torch/hooks.h"
 #include "adapters/torch/manager.h"
+#include "adapters/torch/probe.h"
 #include "adapters/torch/training_budget.h"
 
 namespace zinf {
@@ -34,6 +36,7 @@ std::size_t group_of(AdamW& optimizer, const at::Tensor& parameter) {
 
 void update_deferred(AdamW& optimizer,
                      const std::vector<at::Tensor>& deferred) {
+  if (Probe::under_way() != nullptr) return;
   at::NoGradGuard no_grad;
   AdamWImpl& impl = AdamWImpl::of(optimizer);
   std::lock_guard lock(impl.updating);
@@ -75,9 +78,17 @@ class UpdateHook final : public PostAccumulateGradHook {
     check_usable(optimizer_);
     bool waits = options_of(optimizer_.defaults()).max_grad_norm().has_value();
     if (!backward.on_gradient(parameter, waits)) return;
-    bool split = options_of(optimizer_.defaults()).master() == "split";
-    if (find_state(optimizer_, parameter) == nullptr && parameter.is_cpu() &&
-        !update_bytes(parameter, split).weight_stays) {
+    bool split = is_split(optimizer_);
+    bool is_fresh = find_state(optimizer_, parameter) == nullptr;
+    bool at_once =
+        !parameter.is_cpu() || update_bytes(parameter, split).weight_stays;
+    std::shared_ptr<Probe> probe = Probe::under_way();
+    if (probe != nullptr && at_once) {
+      probe->update(parameter, is_fresh, split);
+      backward.end_update(parameter);
+      return;
+    }
+    if (probe != nullptr || (is_fresh && !at_once)) {
       check_first_update(parameter, split);
       backward.defer(parameter);
       return;
@@ -119,6 +130,18 @@ std::shared_ptr<BackwardUpdate> make_backward_update(AdamW& optimizer) {
           if (manager != nullptr) manager->fail(why);
         }
       });
+}
+
+void check_alone(const std::vector<at::Tensor>& parameters) {
+  for (const at::Tensor& parameter : parameters) {
+    auto* hook = dynamic_cast<UpdateHook*>(
+        torch::autograd::impl::post_acc_grad_hooks(parameter).get());
+    if (hook == nullptr || hook->ended()) continue;
+    refuse(
+        "another optimizer with update=\"backward\" has one of these "
+        "parameters: a gradient is used once, so destroy that optimizer "
+        "first");
+  }
 }
 
 void watch_gradients(AdamW& optimizer, std::size_t group) {

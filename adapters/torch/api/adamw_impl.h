@@ -50,6 +50,8 @@ void check_options(const AdamWOptions& options);
 AdamWOptions merged(const AdamWOptions& group, const AdamWOptions& defaults);
 const AdamWOptions& options_of(const torch::optim::OptimizerOptions& options);
 AdamOptions adam_options(const torch::optim::OptimizerParamGroup& group);
+// Whether masters of bfloat16 weights are split.
+bool is_split(const AdamW& optimizer);
 
 // Throws after an update that was not finished, until heal(): a good state was
 // loaded.
@@ -63,9 +65,16 @@ void prepare(AdamW& optimizer, const std::vector<at::Tensor>& parameters,
 void update(AdamW& optimizer, const AdamOptions& options,
             const std::vector<at::Tensor>& parameters, float clip);
 
+// For engine.probe(): throws between backward and step(); after the probed step
+// it is as if there had been none.
+void check_no_step_begun(const AdamW& optimizer);
+void forget_passes(AdamW& optimizer);
+
 // For update="backward".
 std::shared_ptr<BackwardUpdate> make_backward_update(AdamW& optimizer);
 void watch_gradients(AdamW& optimizer, std::size_t group);
+// Throws when another optimizer updates one of them inside backward.
+void check_alone(const std::vector<at::Tensor>& parameters);
 
 bool is_narrow(const at::Tensor& parameter);
 std::vector<at::Tensor> all_parameters(const AdamW& optimizer);

@@ -23,7 +23,8 @@ void check_options(const AdamWOptions& options) {
   if (batches < 1 || (batches > 1 && options.update() == "step")) {
     refuse(
         strf("micro_batches is %lld: it is for update=\"backward\", 1 or "
-             "more",
+             "more; update=\"step\" needs none, gradients add up until "
+             "zero_grad() as usual",
              batches));
   }
   std::optional<double> norm = options.max_grad_norm();

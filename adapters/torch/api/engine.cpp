@@ -51,6 +51,12 @@ void Engine::close() { impl_->close(); }
 
 EngineStats Engine::stats() const { return engine_stats(*impl_->manager()); }
 
+Need Engine::probe(const std::function<void()>& step) {
+  impl_->check_open();
+  if (step == nullptr) refuse("probe() takes a function that runs a step");
+  return impl_->probe(step);
+}
+
 void Engine::save(const std::string& path, const c10::IValue& extra) {
   impl_->check_open();
   save_checkpoint(path, impl_->models(), impl_->optimizers(), extra);

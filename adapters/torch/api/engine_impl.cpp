@@ -1,5 +1,7 @@
 #include "adapters/torch/api/engine_impl.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+
 #include <algorithm>
 #include <unordered_set>
 
@@ -9,6 +11,7 @@
 #include "adapters/torch/error.h"
 #include "adapters/torch/init_mode.h"
 #include "adapters/torch/manager.h"
+#include "adapters/torch/probe.h"
 #include "zinf/engine.h"
 
 namespace zinf {
@@ -154,6 +157,38 @@ void EngineImpl::release(torch::nn::Module& model) {
     for (AdamW* optimizer : mine) release_state(*optimizer, parameter);
   }
   for (const auto& module : model.modules()) released_.insert(module);
+}
+
+Need EngineImpl::probe(const std::function<void()>& step) {
+  std::vector<AdamW*> mine = optimizers();
+  for (AdamW* optimizer : mine) check_no_step_begun(*optimizer);
+  NamedParameters parameters;
+  std::vector<at::Tensor> buffers;
+  for (const auto& model : models()) {
+    for (auto& named : parameters_of(*model)) parameters.push_back(named);
+    for (const at::Tensor& buffer : model->buffers()) {
+      if (buffer.defined()) buffers.push_back(buffer);
+    }
+  }
+  at::Generator random = at::detail::getDefaultCPUGenerator();
+  at::Tensor state = random.get_state();
+  std::shared_ptr<Probe> probe = Probe::begin(manager_, parameters, buffers);
+  auto end = [&] {
+    Need need = probe->end();
+    random.set_state(state);
+    for (AdamW* optimizer : mine) forget_passes(*optimizer);
+    return need;
+  };
+  try {
+    step();
+    for (AdamW* optimizer : mine) optimizer->step();
+  } catch (...) {
+    end();
+    throw;
+  }
+  Need need = end();
+  probe->check_weights();
+  return need;
 }
 
 void EngineImpl::close() {

@@ -3,11 +3,14 @@
 
 #include <torch/nn/module.h>
 
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "zinf/need.h"
 
 namespace zinf {
 
@@ -28,6 +31,8 @@ class EngineImpl {
   void adopt(torch::nn::Module& model);
   void release(torch::nn::Module& model);
   void close();
+
+  Need probe(const std::function<void()>& step);
 
   // Between steps: what has come since, or could not be taken before.
   void refresh(bool all_managed);

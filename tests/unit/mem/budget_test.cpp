@@ -46,8 +46,9 @@ TEST(Budget, RefusalNamesBudgetTagWantedAndHolders) {
   Status status = budget.reserve(Tag::kGrad, 2 * kKiB).status();
   EXPECT_EQ(status.code(), Code::kOverBudget);
   EXPECT_EQ(status.text(),
-            "budget \"host\" of 4 KiB: grad wants 2 KiB more (2048 bytes), "
-            "which makes 5 KiB: 3 KiB is used (weight 2 KiB, staging 1 KiB)");
+            "budget \"host\" of 4 KiB: grad wants 2 KiB more, which needs "
+            "at least 5120 bytes (5 KiB): 3 KiB is used (weight 2 KiB, staging "
+            "1 KiB)");
   EXPECT_EQ(budget.usage().total.used_bytes, 3 * kKiB);
 }
 

@@ -107,7 +107,7 @@ TEST(BackwardUpdate, OptionsAreFixedBetweenBackwardAndStep) {
   backward(ours.net);
   options.set_lr(1);
   EXPECT_TRUE(says(error_of([&] { ours.optimizer.step(); }),
-                   "lr was changed between backward and step()"));
+                   "set it back, call step(), then change it"));
   options.set_lr(1e-2);
   ours.optimizer.step();
   options.set_lr(1);  // after step() it may
@@ -166,6 +166,14 @@ TEST(BackwardUpdate, WithoutAnEngineStepUpdates) {
   AdamW optimizer(net->parameters(), in_backward());
   train(net, optimizer, 2);
   EXPECT_TRUE(same_bits(contents(*plain), contents(*net)));
+}
+
+TEST(BackwardUpdate, TwoOptimizersCannotShareAParameter) {
+  Managed ours;
+  EXPECT_TRUE(says(
+      error_of([&] { AdamW second(ours.net->parameters(), in_backward()); }),
+      "another optimizer with update=\"backward\""));
+  train(ours.net, ours.optimizer, 1);
 }
 
 TEST(BackwardUpdate, AnotherOptimizerMayFollow) {

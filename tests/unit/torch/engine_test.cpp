@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 
 #include "tests/support/temp_dir.h"
 #include "tests/unit/torch/training.h"
@@ -195,6 +197,43 @@ TEST(Engine, LoadsIntoAnotherProcessesModelWithoutStates) {
   engine.load(path);
   train(net, optimizer, 2);
   EXPECT_TRUE(same_bits(expected, contents(*net)));
+}
+
+// Turns a bit of the content's last place in a file.
+void damage(const std::string& path, const torch::Tensor& content) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  std::string all((std::istreambuf_iterator<char>(file)), {});
+  std::string part(static_cast<const char*>(content.const_data_ptr()),
+                   content.nbytes());
+  std::size_t at = all.rfind(part);
+  ASSERT_NE(at, std::string::npos);
+  file.clear();
+  file.seekp(static_cast<std::streamoff>(at));
+  file.put(static_cast<char>(all[at] ^ 1));
+}
+
+TEST(Engine, ALoadThatFailsHalfWayLeavesAModelThatThrows) {
+  TempDir dir;
+  Engine engine(on_nvme(dir.path()));
+  Net net = make_net(&engine);
+  AdamW optimizer(net->parameters());
+  train(net, optimizer, 2);
+  engine.save(dir.path() + "/damaged");
+  engine.save(dir.path() + "/good");
+  train(net, optimizer, 1);
+  auto expected = contents(*net);
+  engine.load(dir.path() + "/good");
+  damage(dir.path() + "/damaged/volume.zinf",
+         net->second->weight.detach().clone());
+
+  EXPECT_TRUE(says(error_of([&] { engine.load(dir.path() + "/damaged"); }),
+                   "checksum"));
+  std::string unfinished = "damaged\") was not finished";
+  EXPECT_TRUE(says(error_of([&] { backward(net); }), unfinished));
+  EXPECT_TRUE(says(error_of([&] { optimizer.step(); }), unfinished));
+  engine.load(dir.path() + "/good");
+  train(net, optimizer, 1);
+  EXPECT_TRUE(same_bits(contents(*net), expected));
 }
 
 TEST(Engine, LoadsWeightsAlone) {

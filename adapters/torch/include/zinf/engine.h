@@ -7,6 +7,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <string>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "zinf/engine_stats.h"
+#include "zinf/need.h"
 
 namespace zinf {
 
@@ -139,6 +141,14 @@ class Engine {
   void close();
 
   EngineStats stats() const;
+
+  // Runs a training step (forward and backward; the optimizer's step() may be
+  // in it) and says the least host_memory with which it works. It may take more
+  // than host_memory, if the machine has it. Nothing is trained: weights,
+  // states, gradients, buffers and the CPU's random state are afterwards what
+  // they were. Only zinf::AdamW is held back: a step that changes a weight
+  // otherwise throws, and has changed it.
+  Need probe(const std::function<void()>& step);
 
   // Writes weights, buffers, the states of zinf::AdamW, random states and
   // `extra` to a new directory, which Python's engine.load() reads too. `extra`

@@ -16,5 +16,6 @@
 #include "zinf/engine.h"
 #include "zinf/engine_stats.h"
 #include "zinf/error.h"
+#include "zinf/need.h"
 #include "zinf/optim.h"
 #include "zinf/version.h"
