@@ -9,6 +9,7 @@ hours. For a try of a minute: --size 2M --pairs 1, which has one batch, unclippe
 import argparse
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 
@@ -120,6 +121,7 @@ def main() -> int:
     args = arguments()
     if not shutil.which("fio") and {"states", "nothing", "models"} & set(args.rows):
         sys.exit("fio is missing, which moves the reference's bytes: install it, or leave out those --rows")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the disk is tidied up
     report = Report("Speed", args.out)
     bench = Bench(args)
     try:

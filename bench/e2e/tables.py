@@ -76,12 +76,12 @@ class WhatIf:
         if self.setting.bf16:
             variants.append(('master="split", not "plain" (bf16)', ("--master", "plain"), {}))
         return [
-            (f"without {name}, {key}", lambda n=name, k=key, a=arguments, e=environment: self.run(n, k, a, e))
+            (f"what it gives: {variant[0]}; {key}", lambda key=key, variant=variant: self.run(key, *variant))
             for key in ("states", "nothing")
-            for name, arguments, environment in variants
+            for variant in variants
         ]
 
-    def run(self, name: str, key: str, arguments: tuple, environment: dict[str, str]) -> bool:
+    def run(self, key: str, name: str, arguments: tuple, environment: dict[str, str]) -> bool:
         bench, place = self.bench, PLACES[key]
         need = bench.need(self.setting)
         common = place.arguments(need, bench.nvme)
