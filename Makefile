@@ -1,5 +1,5 @@
 # The two commands: `make demo` and `make test`. Each installs what it needs.
-.PHONY: help setup demo test test-all lint format bench sweep larger dev asan tsan fuzz wheel clean
+.PHONY: help setup demo test test-all lint format bench speed sweep larger dev asan tsan fuzz wheel clean
 
 help:
 	@echo "make demo     set up, then run the main job"
@@ -9,6 +9,7 @@ help:
 	@echo "make format   rewrite sources in the project's format"
 	@echo "make test-all the Python tests with every model in every placement (an hour)"
 	@echo "make bench    the benchmarks of bench/ (several minutes, quiet machine)"
+	@echo "make speed    steps beside plain PyTorch, the disk and DeepSpeed (hours, quiet machine)"
 	@echo "make sweep    budgets from too little to everything: refused or kept (half an hour)"
 	@echo "make larger   1.3 B parameters in a control group of 5 GB (root; half an hour)"
 	@echo "make dev      quick torch-free debug build and its tests"
@@ -39,6 +40,11 @@ format:
 
 bench: setup
 	@scripts/bench.sh
+
+# DeepSpeed takes part where ZINF_DEEPSPEED_PYTHON and ZINF_PEERS are set.
+speed: setup
+	@command -v fio > /dev/null || [ "$$(id -u)" != 0 ] || apt-get -qq -y install fio > /dev/null
+	@.venv/bin/python bench/e2e/speed.py --nvme $${ZINF_PATH:-build} --rows all --out bench/reports
 
 sweep: setup
 	@.venv/bin/python bench/e2e/budget_sweep.py --nvme $${ZINF_PATH:-build}

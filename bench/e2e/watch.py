@@ -1,14 +1,18 @@
-"""Runs the worker in a process of its own and watches its memory from outside."""
+"""Runs workers in processes of their own and watches them from outside."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 
 WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
 MIB = 1 << 20
+QUIET_SECONDS = 0.05  # a process that moves nothing for so long has moved all
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def run(*arguments: object, before=None, log=subprocess.DEVNULL) -> dict:
@@ -19,7 +23,7 @@ def run(*arguments: object, before=None, log=subprocess.DEVNULL) -> dict:
     command = [sys.executable, WORKER, *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, preexec_fn=before, text=True)
     peak = [0]
-    watcher = threading.Thread(target=_watch, args=(process, peak))
+    watcher = threading.Thread(target=_watch, args=(process, peak, 0.005))
     watcher.start()
     output, _ = process.communicate()
     watcher.join()
@@ -28,7 +32,127 @@ def run(*arguments: object, before=None, log=subprocess.DEVNULL) -> dict:
     return {**result, "exit": process.returncode, "peak": peak[0]}
 
 
-def _watch(process: subprocess.Popen, peak: list[int]) -> None:
+class WorkerError(Exception):
+    """A process that was started said that it failed, or ended without a word."""
+
+
+@dataclass(frozen=True)
+class Used:
+    """What some steps took, seen from outside."""
+
+    steps: int
+    seconds: float
+    cpu_seconds: float = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    machine_seconds: float = 0  # CPU seconds of all processes, the kernel and other guests meanwhile
+
+    def step(self) -> float:
+        return self.seconds / self.steps
+
+    def cpu(self) -> float:
+        return self.cpu_seconds / self.steps
+
+    def others(self) -> float:
+        """The share of the machine that something else took."""
+        return max(0.0, self.machine_seconds - self.cpu_seconds) / (self.seconds * os.cpu_count())
+
+
+class Worker:
+    """A worker that lives until it is closed and trains when told; it waits without using the CPU."""
+
+    def __init__(self, *arguments: object, environment: dict[str, str] | None = None):
+        self._begin = time.monotonic()
+        self._process = subprocess.Popen(
+            [sys.executable, WORKER, "--serve", *map(str, arguments)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1,
+            env={**os.environ, **(environment or {})})  # fmt: skip
+        self._peak = [0]
+        self._watcher = threading.Thread(target=_watch, args=(self._process, self._peak, 0.05))
+        self._watcher.start()
+        self.losses: list[float] = []
+        try:
+            self.parameters: int = self._reply()["parameters"]
+            self.train(1)
+        except BaseException:
+            self.close()
+            raise
+        self.first_seconds = time.monotonic() - self._begin  # from the start to the end of the first step
+
+    def ready(self) -> None:
+        """It is."""
+
+    def train(self, steps: int) -> Used:
+        """Until the last step is done, and what it writes is written."""
+        before = self._counters()
+        begin = time.monotonic()
+        with contextlib.suppress(BrokenPipeError):  # the reply says why
+            self._process.stdin.write(f"{steps}\n")
+        self.losses += self._reply()["losses"]
+        end = self._drained()
+        used = [after - was for after, was in zip(self._counters(), before, strict=True)]
+        return Used(steps, end - begin, *used)
+
+    def peak_bytes(self) -> int:
+        """The most anonymous and shared memory that was seen."""
+        return self._peak[0]
+
+    def close(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._watcher.join()
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _reply(self) -> dict:
+        line = self._process.stdout.readline()
+        if not line:
+            raise WorkerError(f"the worker ended with exit code {self._process.wait()}")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise WorkerError(f"{reply['error']}: {reply['message']}")
+        return reply
+
+    def _drained(self) -> float:
+        """When it last moved bytes, or now."""
+        end = time.monotonic()
+        seen = self._counters()[1:3]
+        quiet = end
+        while time.monotonic() - quiet < QUIET_SECONDS:
+            time.sleep(0.01)
+            moved = self._counters()[1:3]
+            if moved != seen:
+                seen = moved
+                end = quiet = time.monotonic()
+        return end
+
+    def _counters(self) -> tuple[float, int, int, float]:
+        """CPU seconds, bytes read, bytes written; the machine's CPU seconds."""
+        with open(f"/proc/{self._process.pid}/stat") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+        moved = io_counters(self._process.pid)
+        return (int(fields[11]) + int(fields[12])) / TICKS, *moved, _machine_seconds()
+
+
+def io_counters(pid: int) -> tuple[int, int]:
+    """Bytes that a process has read from disks and written to them."""
+    with open(f"/proc/{pid}/io") as file:
+        fields = dict(line.split(": ") for line in file)
+    return int(fields["read_bytes"]), int(fields["write_bytes"])
+
+
+def _machine_seconds() -> float:
+    with open("/proc/stat") as file:
+        user, nice, system, _, _, irq, soft, steal = map(int, file.readline().split()[1:9])
+    return (user + nice + system + irq + soft + steal) / TICKS
+
+
+def _watch(process: subprocess.Popen, peak: list[int], interval: float) -> None:
     path = f"/proc/{process.pid}/status"
     while process.poll() is None:
         try:
@@ -38,4 +162,4 @@ def _watch(process: subprocess.Popen, peak: list[int]) -> None:
         except (OSError, KeyError):  # it has ended
             return
         peak[0] = max(peak[0], used)
-        time.sleep(0.005)
+        time.sleep(interval)

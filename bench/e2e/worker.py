@@ -1,41 +1,37 @@
-"""Trains HF's GPT-2 on real text in this process and prints one line of JSON.
+"""Trains a model in this process and prints JSON: one line at the end, or with --serve one for every order.
 
     python bench/e2e/worker.py --size 124M [--plain] [--host-memory BYTES --nvme DIRECTORY ...]
 
-The other scripts of this folder run it and watch it from outside.
+The other scripts of this folder run it and watch it from outside. With --serve it builds, prints what it has
+built, and then waits: a line with a number on stdin is that many steps. It ends with stdin.
 """
 
 import argparse
 import ctypes
 import gc
-import glob
 import hashlib
 import json
-import os
 import sys
-import sysconfig
 import time
 import traceback
+from collections.abc import Iterable
 
 import torch
-
-SIZES = {  # layers, width, heads
-    "2M": (2, 32, 2),
-    "124M": (12, 768, 12),
-    "640M": (32, 1216, 19),
-    "1.3B": (24, 2048, 16),
-    "2.6B": (32, 2560, 20),
-}
+from models import NAMES, losses, make_model
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--size", choices=SIZES, required=True)
+    parser.add_argument("--size", choices=NAMES, required=True, help="of HF's GPT-2, or another model")
     parser.add_argument("--plain", action="store_true", help="torch alone, everything in memory")
+    parser.add_argument("--serve", action="store_true", help="steps when told on stdin")
+    parser.add_argument("--need", action="store_true", help="only measure what a step needs")
     parser.add_argument("--probe", action="store_true", help="measure the first step before it is done")
     parser.add_argument("--host-memory", type=int)
     parser.add_argument("--nvme")
     parser.add_argument("--update", default="step")
+    parser.add_argument("--master", default="split")
+    parser.add_argument("--bf16", action="store_true", help="weights in bfloat16")
     parser.add_argument("--clip", type=float)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--batch", type=int, default=1)
@@ -43,24 +39,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
-
-
-def make_model(size: str) -> torch.nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    layers, width, heads = SIZES[size]
-    config = GPT2Config(n_layer=layers, n_embd=width, n_head=heads, use_cache=False)
-    return GPT2LMHeadModel(config)
-
-
-def batches(count: int, length: int):
-    """Rows of bytes of Python's library, as tokens."""
-    files = sorted(glob.glob(os.path.join(sysconfig.get_paths()["stdlib"], "*.py")))
-    text = torch.frombuffer(bytearray(b"".join(open(f, "rb").read() for f in files)), dtype=torch.uint8)
-    generator = torch.Generator().manual_seed(0)
-    while True:
-        begins = torch.randint(len(text) - length, (count,), generator=generator)
-        yield torch.stack([text[begin : begin + length] for begin in begins]).long()
 
 
 def digest(model: torch.nn.Module) -> str:
@@ -78,50 +56,92 @@ def anonymous_bytes() -> int:
     return sum(int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
 
 
+class Trainer:
+    """A model and its optimizer."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args = args
+        self.engine = None
+        torch.manual_seed(0)
+        if args.bf16:
+            torch.set_default_dtype(torch.bfloat16)
+        if args.plain:
+            self.model = make_model(args.size)
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=args.lr, fused=True)
+        else:
+            self._manage()
+        torch.set_default_dtype(torch.float32)
+        self.losses = losses(args.size, self.model, args.batch, args.tokens)
+
+    def _manage(self) -> None:
+        import zinf
+
+        args = self.args
+        self.engine = zinf.Engine(host_memory=args.host_memory, nvme=args.nvme)
+        with self.engine.init():
+            self.model = make_model(args.size)
+        self.optimizer = zinf.AdamW(self.model.parameters(), lr=args.lr, max_grad_norm=args.clip,
+                                    update=args.update, master=args.master)  # fmt: skip
+
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def step(self) -> float:
+        """The loss before it."""
+        loss = next(self.losses)
+        loss.backward()
+        if self.args.plain and self.args.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+    def least(self) -> int:
+        """host_memory that a step needs; nothing is trained."""
+        args = self.args
+        forward = losses(args.size, self.model, args.batch, args.tokens)
+        return self.engine.probe(lambda: next(forward).backward()).least_bytes
+
+    def activations(self) -> int:
+        """Bytes that a forward pass leaves for backward, besides the weights."""
+        weights = {parameter.untyped_storage().data_ptr() for parameter in self.model.parameters()}
+        left: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                left[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            next(self.losses)
+        return sum(left.values())
+
+
 class Run:
+    """So many steps, and what became of them."""
+
     def __init__(self, args: argparse.Namespace):
         self.args = args
         self.result: dict = {"losses": [], "seconds": []}
 
     def train(self) -> None:
-        import zinf
+        import zinf  # noqa: F401  a plain run holds its library too: the budgets are compared with that
 
-        args = self.args
-        engine = None
-        torch.manual_seed(0)
-        if args.plain:
-            model = make_model(args.size)
-            optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, fused=True)
-        else:
-            engine = zinf.Engine(host_memory=args.host_memory, nvme=args.nvme)
-            with engine.init():
-                model = make_model(args.size)
-            optimizer = zinf.AdamW(
-                model.parameters(), lr=args.lr, max_grad_norm=args.clip, update=args.update
-            )
-        self.result["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+        trainer = Trainer(self.args)
+        self.result["parameters"] = trainer.parameters()
         self.result["built"] = time.monotonic() - BEGIN
-        data = batches(args.batch, args.tokens)
-        if args.probe:
-            rows = next(batches(args.batch, args.tokens))
-            need = engine.probe(lambda: model(rows, labels=rows).loss.backward())
-            self.result["least"] = need.least_bytes
-        for _ in range(args.steps):
+        if self.args.probe:
+            self.result["least"] = trainer.least()
+        for _ in range(self.args.steps):
             begin = time.monotonic()
-            rows = next(data)
-            loss = model(rows, labels=rows).loss
-            loss.backward()
-            if args.plain and args.clip is not None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
-            optimizer.step()
-            optimizer.zero_grad()
-            self.result["losses"].append(loss.item())
+            loss = trainer.step()
+            self.result["losses"].append(loss)
             self.result["seconds"].append(round(time.monotonic() - begin, 3))
-            print(f"step {len(self.result['losses'])}: loss {loss.item():.4f}", file=sys.stderr, flush=True)
-            del loss
-        self.result["hash"] = digest(model)
-        if engine is not None:
-            self.result["stats"] = engine.stats()
+            print(f"step {len(self.result['losses'])}: loss {loss:.4f}", file=sys.stderr, flush=True)
+        self.result["hash"] = digest(trainer.model)
+        if trainer.engine is not None:
+            self.result["stats"] = trainer.engine.stats()
 
     def report(self) -> None:
         gc.collect()
@@ -130,16 +150,45 @@ class Run:
         print(json.dumps(self.result))
 
 
+def need(args: argparse.Namespace) -> dict:
+    """Of memory, in bytes: plain for the activations, then managed for the least host_memory."""
+    args.plain = True
+    plain = Trainer(args)
+    result = {"parameters": plain.parameters(), "activations": plain.activations()}
+    del plain
+    args.plain = False
+    return {**result, "least": Trainer(args).least()}
+
+
+def serve(args: argparse.Namespace, orders: Iterable[str]) -> None:
+    trainer = Trainer(args)
+    print(json.dumps({"parameters": trainer.parameters()}), flush=True)
+    for order in orders:
+        print(json.dumps({"losses": [trainer.step() for _ in range(int(order))]}), flush=True)
+
+
+def describe(error: Exception) -> dict:
+    return {
+        "error": type(error).__name__,
+        "message": (str(error).splitlines() or [""])[0],
+        "where": [frame.name for frame in traceback.extract_tb(error.__traceback__)],
+    }
+
+
 def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
+    if args.serve or args.need:
+        try:
+            print(json.dumps(need(args))) if args.need else serve(args, sys.stdin)
+        except Exception as error:
+            print(json.dumps(describe(error)), flush=True)
+        return
     run = Run(args)
     try:
         run.train()
     except Exception as error:
-        run.result["error"] = type(error).__name__
-        run.result["message"] = (str(error).splitlines() or [""])[0]
-        run.result["where"] = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+        run.result |= describe(error)
         del error
     run.report()
 

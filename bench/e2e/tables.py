@@ -1,0 +1,131 @@
+"""The further tables of the speed benchmark: budgets, what each part gives, sizes."""
+
+import os
+import statistics
+
+from context import Bench
+from pairs import spread
+from report import Section, memory_bytes, plot
+from rows import moved
+from setting import GB, PLACES, Setting
+from watch import Used
+
+NOTHING = PLACES["nothing"]
+
+
+class Sweep:
+    """Step times from the least budget to everything."""
+
+    def __init__(self, bench: Bench, setting: Setting):
+        self.bench, self.setting = bench, setting
+        self.table = Section(
+            f"Budgets ({setting})",
+            'From what `engine.probe` names to everything, `update="backward"`; each budget in a fresh '
+            "process, steps one by one: median (least-most). Not interleaved: trust the curve, not a point.",
+            ("host_memory GB", "s/step", "B per parameter and step", "peak GB"),
+        )
+
+    def run(self) -> bool:
+        need = self.bench.need(self.setting)
+        most = 13 * need.parameters + need.room()
+        points = []
+        count = self.bench.args.budgets
+        for index in range(count):
+            budget = int(1.02 * need.least * (most / need.least) ** (index / max(1, count - 1)))
+            self.bench.say(f"budget {index + 1} of {count}: {budget / GB:.2f} GB")
+            points.append((budget / GB, self._measure(budget)))
+        if self.bench.fit(need.plain()):
+            self._plain()
+        path = os.path.splitext(self.bench.args.out or "speed.md")[0] + "_budgets.svg"
+        self.table.after.append(plot(points, ("GB", "s/step"), path))
+        return True
+
+    def _measure(self, budget: int) -> float:
+        arguments = ("--host-memory", budget, "--update", "backward", "--nvme", self.bench.nvme)
+        with self.bench.zinf(self.setting, *arguments) as zinf:
+            results = self.bench.single_steps(zinf)
+            times = [used.step() for used in results]
+            self.table.rows.append([f"{budget / GB:.2f}", spread(times),
+                                    moved(results, zinf.parameters, PLACES["ram"]),
+                                    f"{zinf.peak_bytes() / GB:.2f}"])  # fmt: skip
+        return statistics.median(times)
+
+    def _plain(self) -> None:
+        plain = self.bench.plain(self.setting)
+        times = [used.step() for used in self.bench.single_steps(plain)]
+        self.table.rows.append(["plain PyTorch", spread(times), "", f"{plain.peak_bytes() / GB:.2f}"])
+
+
+class WhatIf:
+    """What a part gives: the time without it over the time with it."""
+
+    def __init__(self, bench: Bench, setting: Setting):
+        self.bench, self.setting = bench, setting
+        self.table = Section(
+            f"What each part gives ({setting})",
+            "Time without it over time with it, both zinf with the same host_memory: medians (least-most) of "
+            "interleaved pairs.",
+            ("part", "place", "s/step with", "s/step without", "ratio"),
+        )
+
+    def tasks(self):
+        variants = [
+            ("prefetch", (), {"ZINF_PREFETCH": "0"}),
+            ('update="backward", not "step"', ("--update", "step"), {}),
+        ]
+        if self.setting.bf16:
+            variants.append(('master="split", not "plain" (bf16)', ("--master", "plain"), {}))
+        return [
+            (f"what it gives: {variant[0]}; {key}", lambda key=key, variant=variant: self.run(key, *variant))
+            for key in ("states", "nothing")
+            for variant in variants
+        ]
+
+    def run(self, key: str, name: str, arguments: tuple, environment: dict[str, str]) -> bool:
+        bench, place = self.bench, PLACES[key]
+        need = bench.need(self.setting)
+        common = place.arguments(need, bench.nvme)
+        bench.end_plain()
+        with (bench.zinf(self.setting, *common) as usual,
+              bench.zinf(self.setting, *common, *arguments, **environment) as without):  # fmt: skip
+            pairs = bench.interleave(usual.train, without.train)
+        times = [statistics.median(map(Used.step, side)) for side in (pairs.reference, pairs.candidate)]
+        self.table.rows.append([name, place.name, f"{times[0]:.2f}", f"{times[1]:.2f}",
+                                spread(pairs.ratios(), 3)])  # fmt: skip
+        return usual.losses[: len(without.losses)] == without.losses[: len(usual.losses)]
+
+
+class Sizes:
+    """Time per parameter with nothing resident."""
+
+    def __init__(self, bench: Bench, batch: int, tokens: int):
+        self.bench, self.batch, self.tokens = bench, batch, tokens
+        self.table = Section(
+            f"Sizes, nothing resident ({batch} x {tokens})",
+            "Steps one by one: median (least-most).",
+            ("size", "parameters", "host_memory GB", "s/step", "ns per parameter and step",
+             "B per parameter and step (of the bound)", "peak GB"))  # fmt: skip
+
+    def tasks(self):
+        return [
+            (f"size {size}", lambda size=size: self.run(Setting(size, self.batch, self.tokens)))
+            for size in self.bench.args.sizes.split(",")
+        ]
+
+    def run(self, setting: Setting) -> bool:
+        bench = self.bench
+        bench.end_plain()
+        need = bench.need(setting)
+        if need.room() > memory_bytes("MemAvailable"):
+            self.table.rows.append(
+                [setting.size, f"{need.parameters / 1e6:.0f} M", "too little memory"] + [""] * 4
+            )
+            return True
+        with bench.zinf(setting, *NOTHING.arguments(need, bench.nvme)) as zinf:
+            results = bench.single_steps(zinf)
+            times = [used.step() for used in results]
+            self.table.rows.append([
+                setting.size, f"{need.parameters / 1e6:.0f} M", f"{NOTHING.budget(need) / GB:.2f}",
+                spread(times), spread([1e9 * time / need.parameters for time in times]),
+                moved(results, need.parameters, NOTHING), f"{zinf.peak_bytes() / GB:.2f}"])  # fmt: skip
+        return True
