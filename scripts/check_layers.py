@@ -16,10 +16,10 @@ ALLOWED = {
     "src/optim": {"src/base"},
     "src/sched": {"src/base"},
     "src/tier": {"src/base", "src/io", "src/mem"},
-    "src/engine": {"src/base", "src/mem", "src/tier"},
+    "src/engine": {"src/base", "src/mem", "src/sched", "src/tier"},
     "cli": {"src/base"},
     "adapters/emulated": {"src/base"},
-    "adapters/torch": {"src/base", "src/engine", "src/io", "src/mem", "src/optim", "src/tier"},
+    "adapters/torch": {"src/base", "src/engine", "src/io", "src/mem", "src/optim", "src/sched", "src/tier"},
     "python/src": {"src/base", "adapters/emulated", "adapters/torch", "src/io", "src/optim"},
 }
 
