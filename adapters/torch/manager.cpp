@@ -112,7 +112,7 @@ Reservation Manager::count(const c10::DataPtr& pointer, std::uint64_t bytes,
   // The arena has paid for it.
   if (device.is_cpu() && memory.arena().owns(pointer.get())) return {};
   if (stays) {
-    auto reservation = memory.budget().reserve(Tag::kUnit, bytes);
+    auto reservation = memory.reserve(Tag::kUnit, bytes);
     throw_if_error(reservation.status().in(
         name + " is to stay in host memory and does not fit"));
     return std::move(reservation).value();
@@ -245,6 +245,7 @@ std::vector<Unit*> Manager::units() {
 
 void Manager::close() {
   if (in_forked_child() || closed_) return;
+  tier_->rest();
   // Weights first: when not everything fits, the model is what is wanted.
   for (Role role : {Role::kWeight, Role::kGrad, Role::kState}) {
     for (Unit* unit : units()) {

@@ -302,23 +302,43 @@ void Unit::pin(c10::StorageImpl* storage, Use use) {
 }
 
 void Unit::unpin(c10::StorageImpl* storage) {
+  bool settles = false;
   {
     std::lock_guard lock(mutex_);
     if (--pins_ == 0) {
-      bool ours = of(storage) == this;
-      if (manager_->options().audit && !hash_ && ours) note_content();
+      if (manager_->options().audit && of(storage) == this) check_content();
       let_go(storage);
+      settles = escaped_ && !for_good_;
     }
   }
+  if (settles) settle(storage);
   drop_reference();
+}
+
+// Whoever had its address may be gone. To look for that may need the GIL: so
+// nothing is locked meanwhile.
+void Unit::settle(c10::StorageImpl* storage) {
+  if (used_elsewhere(*storage, 1)) return;
+  std::lock_guard lock(mutex_);
+  if (pins_ > 0 || !escaped_ || of(storage) != this) return;
+  escaped_ = false;
+  detach(storage);
+  // It may have been written to.
+  (void)residency_.pin(state_, Use::kChange);
+  if (manager_->options().evict_always) residency_.evict(state_);
 }
 
 // Nobody has it pinned any more.
 void Unit::let_go(c10::StorageImpl* storage) {
   bool always = manager_->options().evict_always;
+  // What may leave memory at any moment is not to be read through an address
+  // that was asked for in passing.
   if (of(storage) == this && !escaped_) {
-    arm(storage);
-    if (always && stays_) detach(storage);
+    if (always || moves()) {
+      detach(storage);
+    } else {
+      arm(storage);
+    }
   }
   sentinel_.clear();  // a copy that was made meanwhile is old now
   pin_ = {};
@@ -371,10 +391,23 @@ void Unit::note_content() {
   if (device_.is_cpu()) hash_ = hash_of(pin_.bytes());
 }
 
+// An operator that has only read it must have left it as it was.
+void Unit::check_content() {
+  std::optional<std::uint64_t> before = std::exchange(hash_, {});
+  note_content();
+  if (!before || before == hash_ || escaped_) return;
+  ++manager_->undeclared_writes;
+  (void)residency_.pin(state_, Use::kChange);
+}
+
 bool Unit::used_elsewhere(c10::StorageImpl& storage, std::size_t ours) {
   std::size_t expected = ours;
-  std::lock_guard lock(known_mutex_);
-  for (auto& weak : known_) {
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> known;
+  {
+    std::lock_guard lock(known_mutex_);
+    known = known_;
+  }
+  for (auto& weak : known) {
     auto tensor = weak.lock();
     if (tensor && tensor->has_storage() &&
         tensor->unsafe_storage().unsafeGetStorageImpl() == &storage) {
@@ -398,12 +431,12 @@ void Unit::escape(c10::StorageImpl* storage) {
   // Before the pin ends: then the unit may be asked to leave.
   escaped_ = true;
   if (!used_elsewhere(*storage, 0)) for_good_ = true;
+  hash_.reset();
   if (pins_ == 0) {
     pin_ = std::move(pin).value();
     attach(storage);
     pin_ = {};
   }
-  hash_.reset();
 }
 
 Leave Unit::leaving() {
@@ -411,23 +444,11 @@ Leave Unit::leaving() {
   DeferBurials defer;
   c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
   if (!storage || of(storage.get()) != this) return Leave::kDrop;
-  if (escaped_) {
-    if (for_good_ || used_elsewhere(*storage, 1)) return Leave::kKeep;
-    escaped_ = false;
-    arm(storage.get());
-    return Leave::kChanged;
+  if (escaped_) return Leave::kKeep;  // until settle()
+  hash_.reset();
+  if (storage->_mutable_data_ptr_no_checks().get() != sentinel_.address()) {
+    detach(storage.get());
   }
-  if (hash_) {
-    void* data = storage->_mutable_data_ptr_no_checks().get();
-    if (data != sentinel_.address() &&
-        hash_of({static_cast<std::byte*>(data), bytes_}) != *hash_) {
-      ++manager_->undeclared_writes;
-      hash_.reset();
-      return Leave::kChanged;
-    }
-    hash_.reset();
-  }
-  detach(storage.get());
   return Leave::kDrop;
 }
 

@@ -10,8 +10,9 @@
 // the unit escaped, and it stays in memory until only the known tensors
 // (parameters and the like) use the storage. A pointer that was taken from the
 // parameter itself, not from a tensor that shares its storage, gives no sign of
-// its end: such a unit stays for good. Reads through const pointers fault and
-// get a copy (sentinel.h).
+// its end: such a unit stays for good. Whether others still use it is looked at
+// after each of its uses. Reads through const pointers, outside of operators,
+// fault and get a copy (sentinel.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -129,7 +130,7 @@ class Unit final : public FaultServer {
 
   std::string name() const { return name_.text(); }
   const UnitName& full_name() const { return name_; }
-  // Whether it can be moved ahead of its uses, and is not pinned anyway.
+  // Whether it can leave memory and come back.
   bool moves() const { return !stays_ && !consumed_ && device_.is_cpu(); }
   bool pinned() const { return pins_.load(std::memory_order_relaxed) > 0; }
   StateRef state() const { return state_; }
@@ -172,7 +173,9 @@ class Unit final : public FaultServer {
   // Whether others than the known tensors, and `ours` here, use the storage.
   bool used_elsewhere(c10::StorageImpl& storage, std::size_t ours);
   void note_content();
+  void check_content();
   void let_go(c10::StorageImpl* storage);
+  void settle(c10::StorageImpl* storage);
   void tell_watch(std::span<std::byte> content);
 
   const std::shared_ptr<Manager> manager_;

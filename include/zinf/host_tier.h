@@ -85,8 +85,8 @@ struct StepStats {
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
   std::uint64_t reads = 0;
-  std::uint64_t fetches = 0;     // of these, that nobody had started before
-  std::uint64_t late = 0;        // of these, that were not over when needed
+  std::uint64_t fetches = 0;  // of reads: nobody had started them before
+  std::uint64_t late = 0;     // of reads: started before, and not over in time
   std::vector<StateWait> waits;  // the longest
 };
 
@@ -132,8 +132,11 @@ class HostTier {
   void start_measuring(std::uint64_t most_bytes);
   std::uint64_t stop_measuring();
 
-  // An optimizer's step has ended: see WearStats.
+  // An optimizer's step has ended: see StepStats and WearStats. What was
+  // announced since the last one is the step's trace.
   void count_step();
+  // Nothing is moved ahead any more.
+  void rest();
 
   // The files on NVMe lose their names; they are used as before, and gone when
   // the process is.

@@ -141,7 +141,8 @@ struct ResidencyStats {
   std::uint64_t fetches = 0;  // of these, with a read that nobody had started
   std::uint64_t late = 0;     // of these, with a read that was still under way
   std::uint64_t read_wait_ns = 0;   // in pin(), for reads
-  std::uint64_t write_wait_ns = 0;  // in pin(), for memory and for writes
+  std::uint64_t write_wait_ns = 0;  // in pin(), for memory and for writes; and
+                                    // in make_room()
   std::uint64_t reads = 0;
   std::uint64_t writes = 0;
   std::uint64_t drops = 0;
@@ -236,9 +237,11 @@ class Residency {
   // memory it does nothing. Errors surface at the next use.
   void prefetch(StateRef state);
 
-  // For somebody who knows the order of uses, and counts them: the state is
-  // used next when the count is `next`; it is `now`. Who needs room takes it
-  // from what is used last. These do nothing for a state that was removed:
+  // For somebody who knows the order of uses. None of these does anything to a
+  // state that was removed.
+  //
+  // By a count of uses that is `now`, the state is used next when the count is
+  // `next`; 0: nobody knows. Who needs room takes it from what is used last.
   void expect(StateRef state, std::uint64_t now, std::uint64_t next);
   // As prefetch(), but waits until what is used later, or is on its way out,
   // has made room. False: there is none.

@@ -133,6 +133,7 @@ Result<std::shared_ptr<HostTier>> HostTier::create(
   tier->parts_->giver = memory->add_giver(
       [&, self = tier.get()](std::uint64_t bytes) {
         self->note_others(bytes);
+        if (self->parts_->mover != nullptr) self->parts_->mover->hold_back();
         return residency.make_room(bytes);
       },
       [&] { return residency.refusal(); });
@@ -179,11 +180,16 @@ void HostTier::announce(std::span<const StateUse> at_once) {
   if (parts_->mover != nullptr) parts_->mover->use(at_once);
 }
 
+// What a read takes meanwhile must not count as others'.
 std::uint64_t HostTier::others_bytes() const {
-  std::uint64_t units = parts_->residency.stats().memory_bytes;
-  std::uint64_t kept = parts_->memory->idle_bytes();
   std::uint64_t used = parts_->memory->budget().usage().total.used_bytes;
+  std::uint64_t kept = parts_->memory->idle_bytes();
+  std::uint64_t units = parts_->residency.stats().memory_bytes;
   return used - std::min(used, units + kept);
+}
+
+void HostTier::rest() {
+  if (parts_->mover != nullptr) parts_->mover->set_active(false);
 }
 
 std::uint64_t HostTier::limit_bytes() const {

@@ -87,6 +87,9 @@ void Mover::set_active(bool active) {
   MutexLock lock(mutex_);
   active_ = active;
   tasks_.clear();
+  seconds_.clear();
+  taken_.clear();
+  while (busy_) idle_.wait(mutex_);
 }
 
 std::uint64_t& Mover::seen(std::uint32_t state) {
@@ -119,6 +122,7 @@ void Mover::use(std::span<const StateUse> at_once) {
   taken_.push_back(room.taken_bytes);
   limit_ = room.limit_bytes;
   ++now_;
+  if (std::exchange(pressed_, false)) wake_.notify_one();
   Follow follow = book_.use(at_once);
   if (follow != Follow::kRecording && follow != Follow::kUnknown) {
     std::size_t length = book_.trace()->size();
@@ -126,11 +130,7 @@ void Mover::use(std::span<const StateUse> at_once) {
   }
   for (const StateUse& use : at_once) ++seen(use.state);
   if (follow != Follow::kRecording) tell_next_uses(at_once);
-  if (seconds_.size() >= kMostPositions) {
-    book_.end_step();
-    seconds_.clear();
-    taken_.clear();
-  }
+  if (seconds_.size() >= kMostPositions) end_step_locked();
 }
 
 void Mover::give_tasks(std::size_t position) {
@@ -153,7 +153,12 @@ void Mover::tell_next_uses(std::span<const StateUse> at_once) {
 
 void Mover::note_taken(std::uint64_t bytes) {
   MutexLock lock(mutex_);
-  note_taken_locked(bytes);
+  if (active_) note_taken_locked(bytes);
+}
+
+void Mover::hold_back() {
+  MutexLock lock(mutex_);
+  pressed_ = true;
 }
 
 void Mover::note_taken_locked(std::uint64_t bytes) {
@@ -162,13 +167,19 @@ void Mover::note_taken_locked(std::uint64_t bytes) {
 
 void Mover::end_step() {
   MutexLock lock(mutex_);
-  if (!active_ || seconds_.empty()) return;
+  if (active_ && !seconds_.empty()) end_step_locked();
+}
+
+void Mover::end_step_locked() {
   note_time();
   book_.end_step();
   if (plans_.size() > kMostPlans) plans_.clear();
   Planned& planned = plans_[book_.trace_id()];
-  ++planned.steps;
-  if (plan_is_due(planned)) make_plan(planned);
+  // What was measured in another step than this one's like says nothing.
+  if (seconds_.size() == book_.trace()->size()) {
+    ++planned.steps;
+    if (plan_is_due(planned)) make_plan(planned);
+  }
   seconds_.clear();
   taken_.clear();
 }
@@ -177,7 +188,7 @@ void Mover::end_step() {
 // moves that nobody has planned.
 bool Mover::plan_is_due(const Planned& planned) const {
   bool power_of_two = (planned.steps & (planned.steps - 1)) == 0;
-  if (power_of_two || planned.taken_bytes.size() != taken_.size()) return true;
+  if (power_of_two) return true;
   for (std::size_t p = 0; p < taken_.size(); ++p) {
     if (taken_[p] > planned.taken_bytes[p] + margin(limit_)) return true;
   }
@@ -198,11 +209,9 @@ void Mover::make_plan(Planned& planned) {
   if (auto least = least_budget(trace, input); least.ok()) {
     input.budget_bytes = std::max(input.budget_bytes, *least);
   }
-  if (seconds_.size() == trace.size()) {
-    leave_room(trace, input, taken_);
-    input.compute_seconds = seconds_;
-    input.taken_bytes = taken_;
-  }
+  leave_room(trace, input, taken_);
+  input.compute_seconds = seconds_;
+  input.taken_bytes = taken_;
   Result<Plan> plan = fastest_plan(trace, input);
   planned.plan.reset();
   if (plan.ok()) {
@@ -221,12 +230,15 @@ void Mover::make_plan(Planned& planned) {
 // Waits for one that is still wanted; nothing at the end.
 std::optional<Mover::Task> Mover::next_task() {
   MutexLock lock(mutex_);
+  busy_ = false;
+  idle_.notify_all();
   while (true) {
-    while (tasks_.empty() && !stopping_) wake_.wait(mutex_);
+    while ((tasks_.empty() || pressed_) && !stopping_) wake_.wait(mutex_);
     if (stopping_) return std::nullopt;
     Task task = tasks_.front();
     tasks_.pop_front();
-    if (task.seen == seen(task.action.state)) return task;
+    busy_ = task.seen == seen(task.action.state);
+    if (busy_) return task;
     ++stats_.outrun;
   }
 }

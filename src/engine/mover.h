@@ -4,7 +4,8 @@
 // a plan for what is expected next (zinf/plan.h) is carried out by a thread of
 // the mover's own, while the caller computes. Nothing depends on it: a state
 // that is not there is fetched by whoever pins it, and a plan that does not fit
-// costs time, not results.
+// costs time, not results. (Its thread asks the owners of states before they
+// leave memory, as any thread does that needs room.)
 #pragma once
 
 #include <chrono>
@@ -58,8 +59,11 @@ class Mover {
   void use(std::span<const StateUse> at_once);
   // Others take so much now, before the next use.
   void note_taken(std::uint64_t bytes);
+  // Others need memory now: no moves are started before the next use.
+  void hold_back();
   void end_step();
-  // While it is not active nothing is recorded, and nothing moved ahead.
+  // While it is not active nothing is recorded, and nothing moved ahead; waits
+  // for the move that is being started.
   void set_active(bool active);
 
   MoverStats stats() const;
@@ -90,6 +94,7 @@ class Mover {
   void make_plan(Planned& planned) ZINF_REQUIRES(mutex_);
   std::uint64_t& seen(std::uint32_t state) ZINF_REQUIRES(mutex_);
 
+  void end_step_locked() ZINF_REQUIRES(mutex_);
   std::optional<Task> next_task();
   void run();
 
@@ -100,6 +105,9 @@ class Mover {
   CondVar wake_;
   bool stopping_ ZINF_GUARDED_BY(mutex_) = false;
   bool active_ ZINF_GUARDED_BY(mutex_) = true;
+  bool busy_ ZINF_GUARDED_BY(mutex_) = false;     // the thread, with a task
+  bool pressed_ ZINF_GUARDED_BY(mutex_) = false;  // others need memory now
+  CondVar idle_;
   TraceBook book_ ZINF_GUARDED_BY(mutex_);
   std::unordered_map<std::uint64_t, Planned> plans_ ZINF_GUARDED_BY(mutex_);
   std::deque<Task> tasks_ ZINF_GUARDED_BY(mutex_);

@@ -19,6 +19,13 @@ using enum Place;
 constexpr std::array<std::string_view, kNumPlaces> kPlaceNames = {
     "empty", "absent", "reading", "resident", "dirty", "writing", "failed"};
 
+using Clock = std::chrono::steady_clock;
+
+std::uint64_t ns_since(Clock::time_point begin) {
+  std::chrono::nanoseconds took = Clock::now() - begin;
+  return static_cast<std::uint64_t>(took.count());
+}
+
 }  // namespace
 
 std::string_view place_name(Place place) {
@@ -100,16 +107,12 @@ Result<StateRef> Residency::Impl::add(const StateSpec& spec, Home home,
 // Gradients come and go with every step: each shall be known by one index.
 std::uint32_t Residency::Impl::entry_for(const std::string& name) {
   auto before = freed_.find(name);
+  if (before == freed_.end() && freed_.size() > stats_.num_states) {
+    before = freed_.begin();
+  }
   if (before != freed_.end()) {
     std::uint32_t index = before->second;
     freed_.erase(before);
-    return index;
-  }
-  while (freed_.size() > stats_.num_states && !free_.empty()) {
-    std::uint32_t index = free_.back();
-    free_.pop_back();
-    if (states_[index].in_use) continue;
-    freed_.erase(states_[index].spec.name());
     return index;
   }
   states_.emplace_back();
@@ -146,8 +149,7 @@ void Residency::Impl::forget(StateRef ref) {
     below = state.below;
     give_memory(state);
     state = {.spec = std::move(state.spec), .home = state.home};
-    free_.push_back(ref.index);
-    freed_[state.spec.name()] = ref.index;
+    freed_.emplace(state.spec.name(), ref.index);
     --stats_.num_states;
   }
   if (options_.backing == nullptr) return;
@@ -280,19 +282,26 @@ Result<std::span<std::byte>> Residency::Impl::pin(StateRef ref, Use use) {
 }
 
 Status Residency::Impl::provide(StateRef ref, Need need) {
-  using Clock = std::chrono::steady_clock;
   Clock::time_point begin = Clock::now();
   Status status;
   if (need == Need::kLaunch) launch(ref);
   if (need == Need::kRead || need == Need::kWrite) (void)wait_for(ref);
   if (need == Need::kRoom) status = room_for(ref);
-  std::chrono::nanoseconds took = Clock::now() - begin;
-  auto ns = static_cast<std::uint64_t>(took.count());
+  std::uint64_t ns = ns_since(begin);
   MutexLock lock(mutex_);
   at(ref).waited_ns += ns;
   bool reading = need == Need::kLaunch || need == Need::kRead;
   (reading ? stats_.read_wait_ns : stats_.write_wait_ns) += ns;
   return status;
+}
+
+std::uint64_t Residency::Impl::make_room_for_others(std::uint64_t bytes) {
+  Clock::time_point begin = Clock::now();
+  std::uint64_t freed = make_room(bytes, {});
+  std::uint64_t ns = ns_since(begin);
+  MutexLock lock(mutex_);
+  stats_.write_wait_ns += ns;
+  return freed;
 }
 
 // Gives the state its memory, dropping others.
@@ -343,7 +352,9 @@ Residency::Impl::Need Residency::Impl::claim_read(StateRef ref) {
   State* state = find(ref);
   if (state == nullptr || rolling_back_ || state->place != kAbsent)
     return Need::kNothing;
-  if (!take_memory(*state).ok()) return Need::kRoom;
+  if (Status status = take_memory(*state); !status.ok()) {
+    return status.code() == Code::kOverBudget ? Need::kRoom : Need::kNothing;
+  }
   state->leaving = false;
   state->last_use = ++clock_;
   set_awaited(*state, true);
@@ -414,7 +425,7 @@ bool Residency::Impl::idle(const State& state) const {
 
 bool Residency::Impl::claim_write(StateRef ref) {
   State& state = at(ref);
-  if (state.place != kDirty || state.writers > 0) return false;
+  if (state.place != kDirty || state.writers > 0 || rolling_back_) return false;
   move_to(state, kWriting);
   writing_.push_back(ref);
   return true;
@@ -650,7 +661,7 @@ bool Residency::fetch(StateRef state) { return impl_->fetch(state); }
 void Residency::write(StateRef state) { impl_->write(state); }
 void Residency::evict(StateRef state) { impl_->evict(state); }
 std::uint64_t Residency::make_room(std::uint64_t bytes) {
-  return impl_->make_room(bytes, {});
+  return impl_->make_room_for_others(bytes);
 }
 Status Residency::refusal() const { return impl_->refusal(); }
 Status Residency::flush() { return impl_->flush(); }

@@ -44,6 +44,7 @@ class Residency::Impl {
     std::uint64_t later_than = 0;
   };
   std::uint64_t make_room(std::uint64_t bytes, const Goers& goers);
+  std::uint64_t make_room_for_others(std::uint64_t bytes);
   Status refusal() const;
   Status flush();
   Status commit(std::uint64_t step);
@@ -148,8 +149,9 @@ class Residency::Impl {
   bool rolling_back_ ZINF_GUARDED_BY(mutex_) = false;
   // Entries are used again; their addresses stay.
   std::deque<State> states_ ZINF_GUARDED_BY(mutex_);
-  std::vector<std::uint32_t> free_ ZINF_GUARDED_BY(mutex_);  // some are used
-  std::unordered_map<std::string, std::uint32_t> freed_ ZINF_GUARDED_BY(mutex_);
+  // Entries that are free, by the names they had.
+  std::unordered_multimap<std::string, std::uint32_t> freed_
+      ZINF_GUARDED_BY(mutex_);
   std::vector<StateRef> writing_ ZINF_GUARDED_BY(mutex_);  // some are over
   std::uint64_t clock_ ZINF_GUARDED_BY(mutex_) = 0;
   std::uint64_t now_ ZINF_GUARDED_BY(mutex_) = 0;            // see expect()

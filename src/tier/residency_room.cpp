@@ -11,7 +11,7 @@ using enum Place;
 bool Residency::Impl::may_go(const State& state, const Goers& goers) const {
   if (!idle(state)) return false;
   if (goers.home && (state.home != *goers.home || state.awaited)) return false;
-  return goers.later_than == 0 || state.next_use == 0 ||
+  return goers.later_than == 0 || state.next_use <= now_ ||
          state.next_use > goers.later_than;
 }
 
@@ -125,7 +125,9 @@ Status Residency::Impl::flush() {
     if (state.removed) continue;
     if (state.place == kFailed) return state.error.in(state.spec.name());
     if (state.place != kDirty) continue;
-    if (state.writers == 0) return refusal_.in(state.spec.name());
+    if (state.writers == 0 && !refusal_.ok()) {
+      return refusal_.in(state.spec.name());
+    }
     return Status::error(
         Code::kInvalid,
         state.spec.name() + " is being changed: nothing can be committed");

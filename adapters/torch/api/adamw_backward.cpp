@@ -134,6 +134,7 @@ std::shared_ptr<BackwardUpdate> make_backward_update(AdamW& optimizer) {
 
 void check_alone(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) {
+    if (!parameter.is_leaf() || !parameter.requires_grad()) continue;
     auto* hook = dynamic_cast<UpdateHook*>(
         torch::autograd::impl::post_acc_grad_hooks(parameter).get());
     if (hook == nullptr || hook->ended()) continue;
