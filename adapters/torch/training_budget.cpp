@@ -216,7 +216,11 @@ UpdateBytes update_bytes(const at::Tensor& parameter, bool split) {
 void check_first_update(const at::Tensor& parameter, bool split) {
   UpdateBytes bytes = update_bytes(parameter, split);
   manager_of(parameter)->adopt_offered();  // so that they can leave
-  auto room = process_memory()->reserve(Tag::kOther, bytes.moving - bytes.grad);
+  // A gradient of this pass alone is among the activations now; one that was
+  // accumulated is a unit, and may have left.
+  bool counted = Unit::of(parameter.grad()) == nullptr;
+  auto room = process_memory()->reserve(
+      Tag::kOther, bytes.moving - (counted ? bytes.grad : 0));
   throw_if_error(
       room.status().in("the update does not fit beside the activations"));
 }

@@ -77,7 +77,7 @@ struct MoverStats {
 };
 
 // The last step, from the end of the one before: where its time went, and what
-// was moved.
+// was moved. All zero after the first.
 struct StepStats {
   double seconds = 0;
   double read_wait_seconds = 0;   // for what was not there yet

@@ -169,6 +169,8 @@ class Engine:
             return
         if self in _building:
             raise RuntimeError("close() inside init(): leave the `with engine.init():` block first")
+        if _C.Probe.under_way() is not None:
+            raise RuntimeError("close() inside probe(): call it when probe() has returned")
         self._closed = True
         _engines.discard(self)
         self._manager.close()

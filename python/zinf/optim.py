@@ -48,7 +48,7 @@ class AdamW(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Asked by GradScaler, which then gives its scale to step() instead of refusing float16 gradients."""
         if self._backward is not None:
-            if any(p.grad is not None and _C.is_consumed(p.grad) for p in self._parameters()):
+            if self._any_used():
                 self._fail("backward has updated weights with gradients of a scaled loss")
             raise RuntimeError(
                 'GradScaler does not work with update="backward": use update="step"; if a backward of the '
@@ -62,7 +62,18 @@ class AdamW(torch.optim.Optimizer):
             self._backward.watch(len(self.param_groups) - 1, self.param_groups[-1])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        begun = self._backward is not None and self._backward.begun()
+        if begun and self._any_used():
+            raise RuntimeError(
+                'zero_grad() before step(): with update="backward" weights are updated already, so the step '
+                "cannot be skipped: call step() first"
+            )
         super().zero_grad(set_to_none or self._backward is not None)
+        if begun:
+            self._backward.end_step()
+
+    def _any_used(self) -> bool:
+        return any(p.grad is not None and _C.is_consumed(p.grad) for p in self._parameters())
 
     def __init__(
         self,

@@ -211,12 +211,12 @@ void HostTier::count_step() {
   ResidencyStats now = parts_->residency.stats();
   auto time = std::chrono::steady_clock::now();
   MutexLock lock(parts_->mutex);
-  parts_->step = difference(parts_->last, now);
-  parts_->step.waits = parts_->residency.take_waits(kMostWaits);
-  std::chrono::duration<double> passed = time - parts_->last_time;
-  if (parts_->last_time.time_since_epoch().count() != 0) {
-    parts_->step.seconds = passed.count();
-  }
+  StepStats step = difference(parts_->last, now);
+  step.waits = parts_->residency.take_waits(kMostWaits);
+  step.seconds =
+      std::chrono::duration<double>(time - parts_->last_time).count();
+  bool first = parts_->last_time.time_since_epoch().count() == 0;
+  if (!first) parts_->step = step;
   parts_->last = now;
   parts_->last_time = time;
   parts_->wear.count_step(now.bytes_written, time);

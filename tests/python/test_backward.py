@@ -280,3 +280,20 @@ def test_a_saved_graph_notices_the_update(engine):
 def test_wrong_arguments(options):
     with pytest.raises(ValueError, match="micro_batches"):
         zinf.AdamW([nn.Parameter(torch.zeros(2))], **({"update": "backward"} | options))
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_a_step_can_be_skipped_only_before_it_was_made(tmp_path, clip):
+    with zinf.Engine(host_memory="100MiB", nvme=str(tmp_path)) as engine:
+        model = engine.adopt(torch.nn.Linear(8, 8))
+        optimizer = zinf.AdamW(model.parameters(), update="backward", max_grad_norm=clip)
+        model(torch.ones(1, 8)).sum().backward()
+        if clip is None:
+            with pytest.raises(RuntimeError, match=r"zero_grad\(\) before step\(\)"):
+                optimizer.zero_grad()
+            optimizer.step()
+        before = model.weight.detach().clone()
+        optimizer.zero_grad()
+        model(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
+        assert not torch.equal(before, model.weight)

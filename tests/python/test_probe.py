@@ -207,3 +207,40 @@ def test_updates_beside_weights_that_stay_are_counted(nvme):
             assert not any(optimizer.state.values())
     assert least["backward"] >= 18 * MIB, "two moments of a weight"
     assert least["step"] >= 18 * MIB
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3])
+def test_the_named_least_works_for_updates_beside_accumulated_gradients(tmp_path, micro_batches):
+    """A large weight late in backward: its update needs the gradient of all passes, which is a unit."""
+
+    def train(host_memory, probe):
+        torch.manual_seed(0)
+        with zinf.Engine(host_memory=host_memory, nvme=str(tmp_path)) as engine:
+            with engine.init():
+                model = torch.nn.Sequential(
+                    torch.nn.Linear(256, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 512)
+                )
+            optimizer = zinf.AdamW(model.parameters(), update="backward", micro_batches=micro_batches)
+
+            def step():
+                for _ in range(micro_batches):
+                    model(torch.ones(4, 256)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+            if probe:
+                return engine.probe(step).least_bytes
+            for _ in range(4):
+                step()
+            return None
+
+    least = train("1GB", probe=True)
+    train(least, probe=False)
+
+
+def test_close_inside_a_probe_is_refused():
+    engine = zinf.Engine(host_memory="100MiB")
+    engine.adopt(torch.nn.Linear(64, 64))
+    with pytest.raises(RuntimeError, match=r"close\(\) inside probe\(\)"):
+        engine.probe(engine.close)
+    engine.close()
