@@ -249,14 +249,20 @@ void Pump::unregister_memory(const std::vector<int>& slots) {
   if (slots.empty()) return;
   call([&] {
     for (int slot : slots) {
-      driver_->unregister_memory(slot);
       std::erase_if(slots_, [&](const Slot& s) { return s.slot == slot; });
+      while (in_flight_with(slot)) collect();
+      driver_->unregister_memory(slot);
     }
   });
 }
 
+// A block may be prepared for the kernel and not be with it yet.
+bool Pump::in_flight_with(int slot) const {
+  return std::any_of(blocks_.begin(), blocks_.end(),
+                     [&](const auto& block) { return block->slot == slot; });
+}
+
 void Pump::run() {
-  std::vector<RawOp*> finished;
   for (int i = 0; i < options_.depth; ++i) {
     blocks_.push_back(std::make_unique<Block>());
     free_blocks_.push_back(blocks_.back().get());
@@ -266,12 +272,16 @@ void Pump::run() {
     if (stopping) cancel_queue();
     issue_blocks();
     if (stopping && free_blocks_.size() == blocks_.size()) break;
-    finished.clear();
-    driver_->collect(finished, start_due_retries());
-    note_time();
-    ++counters_.turns;
-    for (RawOp* op : finished) complete(static_cast<Block*>(op));
+    collect();
   }
+}
+
+void Pump::collect() {
+  finished_.clear();
+  driver_->collect(finished_, start_due_retries());
+  note_time();
+  ++counters_.turns;
+  for (RawOp* op : finished_) complete(static_cast<Block*>(op));
 }
 
 // Moves what others have put down to this thread's side, until there is nothing
@@ -400,6 +410,7 @@ int Pump::slot_of(const std::byte* data, std::size_t bytes) const {
 }
 
 void Pump::complete(Block* block) {
+  block->slot = -1;
   if (continue_block(block)) return;
   RequestState& request = *block->request;
   bool failed = block->result < 0 || block->bytes > 0;

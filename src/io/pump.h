@@ -103,6 +103,8 @@ class Pump {
   void wake_locked() ZINF_REQUIRES(mutex_);
 
   // On the pump's thread.
+  void collect();
+  bool in_flight_with(int slot) const;
   bool take_incoming();
   void admit(std::shared_ptr<RequestState> request);
   using Queue = std::deque<std::shared_ptr<RequestState>>;
@@ -137,6 +139,7 @@ class Pump {
   std::unordered_set<RequestState*> writes_;    // admitted, not done
   std::vector<std::unique_ptr<Block>> blocks_;  // all, free or in flight
   std::vector<Block*> free_blocks_;
+  std::vector<RawOp*> finished_;
   std::vector<Slot> slots_;
   std::vector<Retry> retries_;  // blocks that wait for their next try
 
