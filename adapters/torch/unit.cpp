@@ -302,30 +302,14 @@ void Unit::pin(c10::StorageImpl* storage, Use use) {
 }
 
 void Unit::unpin(c10::StorageImpl* storage) {
-  bool settles = false;
   {
     std::lock_guard lock(mutex_);
     if (--pins_ == 0) {
       if (manager_->options().audit && of(storage) == this) check_content();
       let_go(storage);
-      settles = escaped_ && !for_good_;
     }
   }
-  if (settles) settle(storage);
   drop_reference();
-}
-
-// Whoever had its address may be gone. To look for that may need the GIL: so
-// nothing is locked meanwhile.
-void Unit::settle(c10::StorageImpl* storage) {
-  if (used_elsewhere(*storage, 1)) return;
-  std::lock_guard lock(mutex_);
-  if (pins_ > 0 || !escaped_ || of(storage) != this) return;
-  escaped_ = false;
-  detach(storage);
-  // It may have been written to.
-  (void)residency_.pin(state_, Use::kChange);
-  if (manager_->options().evict_always) residency_.evict(state_);
 }
 
 // Nobody has it pinned any more.
@@ -444,7 +428,15 @@ Leave Unit::leaving() {
   DeferBurials defer;
   c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
   if (!storage || of(storage.get()) != this) return Leave::kDrop;
-  if (escaped_) return Leave::kKeep;  // until settle()
+  if (escaped_) {
+    // To count who uses the storage may need the GIL, and whoever has that may
+    // wait for this tier: the mover's thread leaves it to others.
+    if (HostTier::on_mover_thread()) return Leave::kKeep;
+    if (for_good_ || used_elsewhere(*storage, 1)) return Leave::kKeep;
+    escaped_ = false;
+    detach(storage.get());
+    return Leave::kChanged;
+  }
   hash_.reset();
   if (storage->_mutable_data_ptr_no_checks().get() != sentinel_.address()) {
     detach(storage.get());

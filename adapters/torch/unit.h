@@ -10,9 +10,8 @@
 // the unit escaped, and it stays in memory until only the known tensors
 // (parameters and the like) use the storage. A pointer that was taken from the
 // parameter itself, not from a tensor that shares its storage, gives no sign of
-// its end: such a unit stays for good. Whether others still use it is looked at
-// after each of its uses. Reads through const pointers, outside of operators,
-// fault and get a copy (sentinel.h).
+// its end: such a unit stays for good. Reads through const pointers, outside of
+// operators, fault and get a copy (sentinel.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -175,7 +174,7 @@ class Unit final : public FaultServer {
   void note_content();
   void check_content();
   void let_go(c10::StorageImpl* storage);
-  void settle(c10::StorageImpl* storage);
+
   void tell_watch(std::span<std::byte> content);
 
   const std::shared_ptr<Manager> manager_;

@@ -137,6 +137,9 @@ class HostTier {
   void count_step();
   // Nothing is moved ahead any more.
   void rest();
+  // Whether this is the thread of some engine that moves states ahead: it calls
+  // `leaving` too.
+  static bool on_mover_thread();
 
   // The files on NVMe lose their names; they are used as before, and gone when
   // the process is.

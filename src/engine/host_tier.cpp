@@ -188,6 +188,8 @@ std::uint64_t HostTier::others_bytes() const {
   return used - std::min(used, units + kept);
 }
 
+bool HostTier::on_mover_thread() { return Mover::on_its_thread(); }
+
 void HostTier::rest() {
   if (parts_->mover != nullptr) parts_->mover->set_active(false);
 }

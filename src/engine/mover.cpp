@@ -14,6 +14,8 @@ namespace {
 constexpr std::size_t kMostPositions = std::size_t{1} << 16;
 constexpr std::size_t kMostPlans = 16;
 
+thread_local bool on_thread = false;
+
 // For what comes and goes between two uses.
 std::uint64_t margin(std::uint64_t limit) {
   return std::max<std::uint64_t>(limit / 64, 4 * kMiB);
@@ -243,7 +245,10 @@ std::optional<Mover::Task> Mover::next_task() {
   }
 }
 
+bool Mover::on_its_thread() { return on_thread; }
+
 void Mover::run() {
+  on_thread = true;
   while (std::optional<Task> task = next_task()) {
     StateRef state{task->action.state};
     switch (task->action.kind) {
