@@ -174,7 +174,6 @@ class Unit final : public FaultServer {
   void note_content();
   void check_content();
   void let_go(c10::StorageImpl* storage);
-
   void tell_watch(std::span<std::byte> content);
 
   const std::shared_ptr<Manager> manager_;

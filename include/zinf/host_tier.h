@@ -64,13 +64,8 @@ struct WearStats {
 // How moves ahead of uses went.
 struct MoverStats {
   std::uint64_t steps = 0;
-  std::uint64_t positions = 0;   // moments at which states were used
-  std::uint64_t deviations = 0;  // of these, not where they were expected
-  std::uint64_t outrun = 0;      // moves that came too late: the use was there
-  std::uint64_t no_room = 0;     // reads that found no memory
-  std::uint64_t plans = 0;
-  double plan_seconds = 0;
-  double compute_seconds = 0;  // without waits for moves
+  std::uint64_t deviations = 0;  // uses that were not expected where they came
+  double plan_seconds = 0;       // for making plans, in all
   // What the last plan expects of a step.
   double forecast_seconds = 0;
   std::uint64_t forecast_bytes = 0;
@@ -152,8 +147,8 @@ class HostTier {
 
  private:
   HostTier() = default;
-  std::uint64_t others_bytes() const;  // in use, and not this tier's
-  std::uint64_t limit_bytes() const;
+  // Of the memory in use, what is not this tier's.
+  std::uint64_t others_bytes(const BudgetUsage& usage) const;
   struct Parts;
   std::unique_ptr<Parts> parts_;
 };

@@ -121,14 +121,15 @@ Result<std::shared_ptr<HostTier>> HostTier::create(
   if (scratch != nullptr && options.prefetch) {
     ZINF_ASSIGN(
         tier->parts_->mover,
-        Mover::create(residency, {.room = [self = tier.get()]() -> Room {
-                                    return {self->limit_bytes(),
-                                            self->others_bytes()};
-                                  },
-                                  .rates =
-                                      [store = scratch.get()] {
-                                        return DiskRates(store->stats());
-                                      }}));
+        Mover::create(residency,
+                      {.room = [self = tier.get()]() -> Room {
+                         BudgetUsage usage = self->memory().budget().usage();
+                         return {usage.limit_bytes, self->others_bytes(usage)};
+                       },
+                       .rates =
+                           [store = scratch.get()] {
+                             return DiskRates(store->stats());
+                           }}));
   }
   tier->parts_->giver = memory->add_giver(
       [&, self = tier.get()](std::uint64_t bytes) {
@@ -181,8 +182,8 @@ void HostTier::announce(std::span<const StateUse> at_once) {
 }
 
 // What a read takes meanwhile must not count as others'.
-std::uint64_t HostTier::others_bytes() const {
-  std::uint64_t used = parts_->memory->budget().usage().total.used_bytes;
+std::uint64_t HostTier::others_bytes(const BudgetUsage& usage) const {
+  std::uint64_t used = usage.total.used_bytes;
   std::uint64_t kept = parts_->memory->idle_bytes();
   std::uint64_t units = parts_->residency.stats().memory_bytes;
   return used - std::min(used, units + kept);
@@ -194,12 +195,8 @@ void HostTier::rest() {
   if (parts_->mover != nullptr) parts_->mover->set_active(false);
 }
 
-std::uint64_t HostTier::limit_bytes() const {
-  return parts_->memory->budget().usage().limit_bytes;
-}
-
 void HostTier::note_others(std::uint64_t more_bytes) {
-  std::uint64_t now = others_bytes() + more_bytes;
+  std::uint64_t now = others_bytes(memory().budget().usage()) + more_bytes;
   if (parts_->mover != nullptr) parts_->mover->note_taken(now);
   std::uint64_t high = parts_->others_high_bytes;
   while (high < now &&

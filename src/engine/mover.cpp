@@ -108,7 +108,6 @@ void Mover::note_time() {
   double waited = static_cast<double>(wait_ns - last_wait_ns_) / 1e9;
   if (!seconds_.empty()) {
     seconds_.back() = std::max(0.0, passed.count() - waited);
-    stats_.compute_seconds += seconds_.back();
   }
   last_ = now;
   last_wait_ns_ = wait_ns;
@@ -216,17 +215,16 @@ void Mover::make_plan(Planned& planned) {
   input.taken_bytes = taken_;
   Result<Plan> plan = fastest_plan(trace, input);
   planned.plan.reset();
+  Forecast forecast;
   if (plan.ok()) {
-    Result<Forecast> forecast = simulate(trace, *plan, input);
-    if (forecast.ok()) planned.forecast = *forecast;
+    Result<Forecast> simulated = simulate(trace, *plan, input);
+    if (simulated.ok()) forecast = *simulated;
     planned.plan = std::move(plan).value();
   }
   std::chrono::duration<double> took = Clock::now() - begin;
-  ++stats_.plans;
   stats_.plan_seconds += took.count();
-  stats_.forecast_seconds = planned.forecast.seconds;
-  stats_.forecast_bytes =
-      planned.forecast.bytes_read + planned.forecast.bytes_written;
+  stats_.forecast_seconds = forecast.seconds;
+  stats_.forecast_bytes = forecast.bytes_read + forecast.bytes_written;
 }
 
 // Waits for one that is still wanted; nothing at the end.
@@ -241,7 +239,6 @@ std::optional<Mover::Task> Mover::next_task() {
     tasks_.pop_front();
     busy_ = task.seen == seen(task.action.state);
     if (busy_) return task;
-    ++stats_.outrun;
   }
 }
 
@@ -259,9 +256,7 @@ void Mover::run() {
         residency_.evict(state);
         break;
       case ActionKind::kFetch:
-        if (residency_.fetch(state)) break;
-        MutexLock lock(mutex_);
-        ++stats_.no_room;
+        (void)residency_.fetch(state);  // else whoever pins it does
         break;
     }
   }
@@ -271,7 +266,6 @@ MoverStats Mover::stats() const {
   MutexLock lock(mutex_);
   MoverStats stats = stats_;
   stats.steps = book_.stats().steps;
-  stats.positions = book_.stats().positions;
   stats.deviations = book_.stats().deviations;
   return stats;
 }

@@ -76,7 +76,6 @@ class Mover {
     std::optional<Plan> plan;
     std::vector<std::uint64_t> taken_bytes;  // that it counts on, by position
     std::uint64_t steps = 0;                 // that followed it
-    Forecast forecast;
   };
   // What is to be done before the state is used again.
   struct Task {

@@ -30,23 +30,22 @@ Gap make_gap(UseKind before, UseKind after) {
 
 }  // namespace
 
+// Of what is given by position, or not at all.
+static Status check_length(const char* what, std::size_t length,
+                           const Trace& trace) {
+  if (length == 0 || length == trace.size()) return {};
+  return Status::error(Code::kInvalid,
+                       strf("plan: %s %zu positions for a trace of %zu", what,
+                            length, trace.size()));
+}
+
 Status check_input(const Trace& trace, const PlanInput& input) {
   if (!(input.read_bytes_per_second > 0 && input.write_bytes_per_second > 0))
     return Status::error(Code::kInvalid, "plan: a bandwidth is not positive");
-  const std::size_t num_times = input.compute_seconds.size();
-  if (num_times != 0 && num_times != trace.size()) {
-    return Status::error(
-        Code::kInvalid,
-        strf("plan: the compute times of %zu positions for a trace of %zu",
-             num_times, trace.size()));
-  }
-  const std::size_t num_taken = input.taken_bytes.size();
-  if (num_taken != 0 && num_taken != trace.size()) {
-    return Status::error(
-        Code::kInvalid,
-        strf("plan: what others take at %zu positions for a trace of %zu",
-             num_taken, trace.size()));
-  }
+  ZINF_TRY(check_length("the compute times of", input.compute_seconds.size(),
+                        trace));
+  ZINF_TRY(
+      check_length("what others take at", input.taken_bytes.size(), trace));
   std::uint64_t left = kMostBytes;
   const auto most = std::ranges::max_element(input.taken_bytes);
   if (most != input.taken_bytes.end()) left -= std::min(left, *most);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/base/align.h"
+#include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 #include "zinf/host_tier.h"
 
@@ -14,12 +15,6 @@ namespace zinf {
 namespace {
 
 constexpr std::size_t kBytes = 2 * kMiB;
-
-template <typename T>
-T ok(Result<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status().text();
-  return std::move(result).value();
-}
 
 class HostMemoryTest : public testing::Test {
  protected:

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "src/base/align.h"
+#include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 
 namespace zinf {
@@ -21,12 +22,6 @@ StateSpec spec(const std::string& unit) {
           .dtype = "bytes",
           .shape = {kBytes},
           .bytes = kBytes};
-}
-
-template <typename T>
-T ok(Result<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status().text();
-  return std::move(result).value();
 }
 
 class HostTierTest : public testing::Test {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "src/base/align.h"
+#include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 #include "zinf/host_tier.h"
 
@@ -17,12 +18,6 @@ namespace {
 
 constexpr std::size_t kBytes = 512 * kKiB;
 constexpr std::uint32_t kLayers = 16;
-
-template <typename T>
-T ok(Result<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status().text();
-  return std::move(result).value();
-}
 
 // Weights and their states; every byte says how often it was updated.
 class Training {

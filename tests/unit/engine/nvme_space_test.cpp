@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/base/align.h"
+#include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 #include "zinf/host_tier.h"
 
@@ -15,12 +16,6 @@ namespace {
 
 constexpr std::size_t kBytes = 64 * kKiB;
 constexpr std::size_t kOverhead = kMiB;  // of a small store, at most
-
-template <typename T>
-T ok(Result<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status().text();
-  return std::move(result).value();
-}
 
 class NvmeSpaceTest : public testing::Test {
  protected:

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "src/base/mutex.h"
+#include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 #include "zinf/bytes.h"
 #include "zinf/memory_disk.h"
@@ -32,12 +33,6 @@ StateSpec spec(const std::string& unit, std::uint64_t bytes = kBytes) {
           .dtype = "uint8",
           .shape = {bytes},
           .bytes = bytes};
-}
-
-template <typename T>
-T ok(Result<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status().text();
-  return std::move(result).value();
 }
 
 // A gate that moves wait at, shared with the test.
@@ -380,6 +375,60 @@ TEST_F(ResidencyTest, TheLongestUnusedGoesFirst) {
   EXPECT_EQ(states_.place(refs[1]), kAbsent);
   EXPECT_EQ(states_.place(refs[2]), kAbsent);
   EXPECT_EQ(states_.place(refs[3]), kResident);
+}
+
+TEST_F(ResidencyTest, WhatIsUsedLastGoesFirstWhereThatIsKnown) {
+  std::vector<StateRef> refs;
+  for (int i = 0; i < 4; ++i) {
+    refs.push_back(add(std::to_string(i)));
+    fill(refs.back(), i);
+  }
+  ASSERT_TRUE(states_.flush().ok());
+  const std::vector<std::uint64_t> next = {8, 20, 5, 12};
+  for (int i = 0; i < 4; ++i) states_.expect(refs[i], 1, next[i]);
+  EXPECT_EQ(states_.make_room(2 * kBytes), 2 * kBytes);
+  EXPECT_EQ(states_.place(refs[0]), kResident);
+  EXPECT_EQ(states_.place(refs[1]), kAbsent);
+  EXPECT_EQ(states_.place(refs[2]), kResident);
+  EXPECT_EQ(states_.place(refs[3]), kAbsent);
+}
+
+TEST_F(ResidencyTest, AFetchTakesMemoryOnlyFromWhatIsUsedLater) {
+  StateRef wanted = add_absent("wanted", 9);
+  std::vector<StateRef> refs;
+  for (int i = 0; i < 4; ++i) {
+    refs.push_back(add(std::to_string(i)));
+    fill(refs.back(), i);
+    states_.expect(refs.back(), 1, 10 + i);
+  }
+  states_.expect(wanted, 1, 20);
+  EXPECT_FALSE(states_.fetch(wanted)) << "all others are used before it";
+  EXPECT_EQ(states_.place(wanted), kAbsent);
+  states_.expect(wanted, 1, 12);
+  EXPECT_TRUE(states_.fetch(wanted));
+  EXPECT_EQ(states_.place(refs[3]), kAbsent);
+  EXPECT_TRUE(holds(wanted, 9));
+  EXPECT_EQ(states_.stats().fetches, 0u) << "it was under way";
+  EXPECT_TRUE(holds(refs[3], 3)) << "it was written before it went";
+}
+
+TEST_F(ResidencyTest, ANameThatComesAgainHasItsIndex) {
+  StateRef other = add("other");
+  StateRef first = add("again");
+  StateRef second = add("again");  // two of one name
+  std::set<std::uint32_t> indices = {first.index, second.index};
+  for (int i = 0; i < 20; ++i) {
+    states_.remove(first);
+    states_.remove(second);
+    states_.write(first);  // nothing happens to what was removed
+    states_.evict(second);
+    EXPECT_TRUE(states_.fetch(first));
+    first = add("again");
+    second = add("again");
+    EXPECT_EQ((std::set<std::uint32_t>{first.index, second.index}), indices);
+  }
+  EXPECT_EQ(states_.sizes().size(), 3u);
+  EXPECT_EQ(states_.place(other), kEmpty);
 }
 
 TEST_F(ResidencyTest, PinsHoldAndTooManyAreRefused) {
