@@ -79,8 +79,10 @@ struct Plan {
 // is not in `states`, or other input that makes no sense. O(n log n) in uses.
 Result<Plan> make_plan(const Trace& trace, const PlanInput& input);
 
-// The plan that simulate() finds fastest, over some values of ahead_bytes: the
-// input's does not count. Takes as long as up to eight plans.
+// The plan that simulate() finds best, over some values of ahead_bytes: the
+// input's does not count. Time counts, and of moves that are hidden a part of
+// theirs, so nothing is moved twice for a small gain. Takes as long as up to
+// eight plans.
 Result<Plan> fastest_plan(const Trace& trace, PlanInput input);
 
 // The least budget with which make_plan() succeeds. kInvalid as above.

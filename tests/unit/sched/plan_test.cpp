@@ -218,6 +218,20 @@ TEST(Plan, TheFastestTakesMemoryForMovesAhead) {
             Code::kOverBudget);
 }
 
+// Twice as fast a disk hides everything without keeping: still not worth it.
+TEST(Plan, TheFastestMovesNothingTwiceForASmallGain) {
+  const Case given = scan(100, kChange, 1000);
+  const std::vector<double> seconds(100, 4e-6);
+  PlanInput input = given.input(98000);
+  input.compute_seconds = seconds;
+  input.ahead_bytes = 0;
+  const Forecast least = forecast(given, input);
+  const Plan plan = fastest_plan(given.trace, input).value();
+  const Forecast step = simulate(given.trace, plan, input).value();
+  EXPECT_LE(step.bytes_read + step.bytes_written,
+            2 * (least.bytes_read + least.bytes_written));
+}
+
 TEST(Simulate, RefusesPlansThatAreWrong) {
   const Case given = scan(3, kChange);
   const PlanInput input = given.input(3);
