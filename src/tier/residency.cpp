@@ -510,8 +510,9 @@ bool Residency::Impl::find_place(StateRef ref) {
     State& state = at(ref);
     state.placed = state.placed || status.ok();
     bool refused = status.code() == Code::kNoSpace;
-    if (refused && give_up_places(state.spec.bytes) > 0) continue;
-    refusal_ = refused ? status : Status();
+    bool cleaning = std::exchange(state.cleaning, false) && !state.leaving;
+    if (refused && !cleaning && give_up_places(state.spec.bytes) > 0) continue;
+    if (!cleaning) refusal_ = refused ? status : Status();
     if (!refused) return true;  // the write meets other errors again
     move_to(state, kDirty);
     changed_.notify_all();

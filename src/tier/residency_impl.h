@@ -78,8 +78,9 @@ class Residency::Impl {
     bool awaited = false;  // prefetched, and not used since
     bool zeros = false;    // when it is kEmpty, its content is zeros
     bool removed = false;
-    bool placed = false;  // it has a place below, with or without content
-    bool in_use = false;  // else the entry is free
+    bool placed = false;    // it has a place below, with or without content
+    bool cleaning = false;  // its write is for later: see start_cleaning()
+    bool in_use = false;    // else the entry is free
 
     bool moving() const {
       return place == Place::kReading || place == Place::kWriting;
@@ -122,10 +123,20 @@ class Residency::Impl {
       ZINF_REQUIRES(mutex_);
   bool may_go(const State& state, const Goers& goers) const
       ZINF_REQUIRES(mutex_);
+  // States on their way out: `claimed` are to be launched, `moving` are all.
+  struct Leaving {
+    std::vector<StateRef> claimed = {};
+    std::vector<StateRef> moving = {};
+  };
   // Drops or claims for writing until that gives so many bytes, each state once
-  // in `tried`. Those that are to be launched; dropped ones are gone.
-  std::vector<StateRef> start_leaving(std::uint64_t bytes, const Goers& goers,
-                                      std::vector<bool>& tried)
+  // in `tried`; dropped ones are gone.
+  Leaving start_leaving(std::uint64_t bytes, const Goers& goers,
+                        std::vector<bool>& tried) ZINF_REQUIRES(mutex_);
+
+  // Claims for writing what would have to go next, as long as little is being
+  // written; it stays in memory. Not what somebody expects: who knows the order
+  // of uses writes it in time, or never.
+  std::vector<StateRef> start_cleaning(const Goers& goers)
       ZINF_REQUIRES(mutex_);
 
   void launch(StateRef ref) ZINF_EXCLUDES(mutex_);

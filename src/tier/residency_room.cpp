@@ -33,8 +33,9 @@ std::vector<StateRef> Residency::Impl::in_order(const Goers& goers) {
   std::vector<std::pair<Order, std::uint32_t>> found;
   for (std::uint32_t i = 0; i < states_.size(); ++i) {
     const State& state = states_[i];
-    if (state.place != kResident && state.place != kDirty) continue;
-    if (may_go(state, goers)) found.emplace_back(order(state), i);
+    bool there = state.place == kResident || state.place == kDirty ||
+                 (state.place == kWriting && !state.leaving);
+    if (there && may_go(state, goers)) found.emplace_back(order(state), i);
   }
   std::ranges::sort(found);
   std::vector<StateRef> refs;
@@ -53,54 +54,73 @@ std::vector<StateRef> Residency::Impl::on_their_way(Place place,
   return refs;
 }
 
-std::vector<StateRef> Residency::Impl::start_leaving(std::uint64_t bytes,
-                                                     const Goers& goers,
-                                                     std::vector<bool>& tried) {
-  std::vector<StateRef> claimed;
+Residency::Impl::Leaving Residency::Impl::start_leaving(
+    std::uint64_t bytes, const Goers& goers, std::vector<bool>& tried) {
+  Leaving leaving;
   std::uint64_t coming = 0;
   for (StateRef ref : in_order(goers)) {
     if (coming >= bytes) break;
     if (tried.size() <= ref.index) tried.resize(states_.size());
     if (tried[ref.index]) continue;
     if (at(ref).place == kResident) coming += drop(ref);
-    if (!claim_write(ref)) continue;  // not there, or not new
+    bool claimed = claim_write(ref);
+    if (at(ref).place != kWriting) continue;  // it is gone, or has to stay
     tried[ref.index] = true;
     at(ref).leaving = true;
-    claimed.push_back(ref);
+    if (claimed) leaving.claimed.push_back(ref);
+    leaving.moving.push_back(ref);
     coming += at(ref).spec.bytes;
+  }
+  return leaving;
+}
+
+std::vector<StateRef> Residency::Impl::start_cleaning(const Goers& goers) {
+  constexpr std::uint64_t kMostBytes = 64 * kMiB;
+  std::uint64_t writing = 0;
+  for (StateRef ref : writing_) writing += states_[ref.index].spec.bytes;
+  std::vector<StateRef> claimed;
+  for (StateRef ref : in_order(goers)) {
+    if (writing >= kMostBytes) break;
+    State& state = at(ref);
+    if (state.next_use > now_ || state.worth == Worth::kHigh) continue;
+    if (!claim_write(ref)) continue;
+    state.cleaning = true;
+    claimed.push_back(ref);
+    writing += state.spec.bytes;
   }
   return claimed;
 }
 
 // First what is already on its way out, then what is to go first: it is
 // dropped, or written and dropped. In the end what was read for nothing.
+// Whoever needs room will need more: what goes next is written meanwhile.
 std::uint64_t Residency::Impl::make_room(std::uint64_t bytes,
                                          const Goers& goers) {
   std::uint64_t freed = 0;
   std::vector<bool> tried;
   while (true) {
-    std::vector<StateRef> moving;
-    std::vector<StateRef> claimed;
+    Leaving leaving;
+    std::vector<StateRef> cleaned;
     {
       MutexLock lock(mutex_);
       std::uint64_t before = stats_.memory_bytes;
       land_finished();
-      moving = on_their_way(kWriting, {.home = goers.home});
-      if (moving.empty() && freed + before - stats_.memory_bytes < bytes) {
-        std::uint64_t lacks = bytes - (freed + before - stats_.memory_bytes);
-        claimed = start_leaving(lacks, goers, tried);
-        moving = claimed;
+      leaving.moving = on_their_way(kWriting, {.home = goers.home});
+      std::uint64_t given = freed + before - stats_.memory_bytes;
+      if (leaving.moving.empty() && given < bytes) {
+        leaving = start_leaving(bytes - given, goers, tried);
       }
       freed += before - stats_.memory_bytes;
-      if (freed >= bytes && claimed.empty()) return freed;
-      if (moving.empty() && goers.later_than == 0) {
-        moving = on_their_way(kReading, goers);
-        for (StateRef ref : moving) at(ref).leaving = true;
+      if (goers.later_than == 0 && !goers.home) cleaned = start_cleaning(goers);
+      if (leaving.moving.empty() && freed < bytes && goers.later_than == 0) {
+        leaving.moving = on_their_way(kReading, goers);
+        for (StateRef ref : leaving.moving) at(ref).leaving = true;
       }
     }
-    if (moving.empty()) return freed;
-    for (StateRef ref : claimed) launch(ref);
-    for (StateRef ref : moving) {
+    for (StateRef ref : leaving.claimed) launch(ref);
+    for (StateRef ref : cleaned) launch(ref);
+    if (leaving.moving.empty()) return freed;
+    for (StateRef ref : leaving.moving) {
       if (freed >= bytes) break;
       freed += wait_for(ref);
     }

@@ -38,7 +38,8 @@ class HostMemoryTest : public testing::Test {
   }
   static bool in_memory(HostTier& tier, StateRef ref) {
     Place place = tier.residency().place(ref);
-    return place == Place::kResident || place == Place::kDirty;
+    return place == Place::kResident || place == Place::kDirty ||
+           place == Place::kWriting;
   }
 
   TempDir dir_;

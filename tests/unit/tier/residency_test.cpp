@@ -393,6 +393,30 @@ TEST_F(ResidencyTest, WhatIsUsedLastGoesFirstWhereThatIsKnown) {
   EXPECT_EQ(states_.place(refs[3]), kAbsent);
 }
 
+TEST_F(ResidencyTest, WhoMakesRoomHasTheNextWrittenMeanwhile) {
+  std::vector<StateRef> refs;
+  for (int i = 0; i < 4; ++i) {
+    refs.push_back(add(std::to_string(i)));
+    fill(refs.back(), i);
+  }
+  EXPECT_EQ(states_.make_room(kBytes), kBytes);
+  EXPECT_EQ(states_.stats().writes, 4u);
+  EXPECT_EQ(states_.stats().drops, 1u);
+  EXPECT_EQ(states_.make_room(3 * kBytes), 3 * kBytes);
+  EXPECT_EQ(states_.stats().writes, 4u) << "nothing is written twice";
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(holds(refs[i], i));
+}
+
+TEST_F(ResidencyTest, WhatIsExpectedIsNotWrittenAheadOfNeed) {
+  for (int i = 0; i < 4; ++i) {
+    StateRef ref = add(std::to_string(i));
+    fill(ref, i);
+    states_.expect(ref, 1, 10 + i);
+  }
+  EXPECT_EQ(states_.make_room(kBytes), kBytes);
+  EXPECT_EQ(states_.stats().writes, 1u);
+}
+
 TEST_F(ResidencyTest, AFetchTakesMemoryOnlyFromWhatIsUsedLater) {
   StateRef wanted = add_absent("wanted", 9);
   std::vector<StateRef> refs;
