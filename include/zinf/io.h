@@ -191,6 +191,7 @@ struct Stats {
   // How long at least one read, or write, was with the back end.
   std::uint64_t read_ns = 0;
   std::uint64_t write_ns = 0;
+  std::uint64_t cpu_ns = 0;  // of the queue's thread
 };
 
 // Thread-safe.

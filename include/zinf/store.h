@@ -176,6 +176,7 @@ struct StoreStats {
   // nothing was moved yet.
   double read_bytes_per_second = 0;
   double write_bytes_per_second = 0;
+  double io_cpu_seconds = 0;  // of the threads of their queues
 };
 
 namespace tier {

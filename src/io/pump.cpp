@@ -1,6 +1,7 @@
 #include "src/io/pump.h"
 
 #include <pthread.h>
+#include <time.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -53,7 +54,10 @@ void RequestState::finish(Status outcome) {
   done.notify_all();
 }
 
-void RequestState::wait() const { done.wait(0, std::memory_order_acquire); }
+void RequestState::wait() const {
+  awaited.store(true, std::memory_order_relaxed);
+  done.wait(0, std::memory_order_acquire);
+}
 
 Result<std::shared_ptr<Pump>> Pump::create(const Options& options) {
   ZINF_TRY(options.validate());
@@ -133,7 +137,8 @@ Stats Pump::stats() const {
           .retried = counters_.retried,
           .turns = counters_.turns,
           .read_ns = counters_.read_ns,
-          .write_ns = counters_.write_ns};
+          .write_ns = counters_.write_ns,
+          .cpu_ns = counters_.cpu_ns};
 }
 
 void Pump::submit(std::shared_ptr<RequestState> request) {
@@ -271,6 +276,7 @@ void Pump::run() {
     bool stopping = take_incoming();
     if (stopping) cancel_queue();
     issue_blocks();
+    note_cpu();
     if (stopping && free_blocks_.size() == blocks_.size()) break;
     collect();
   }
@@ -325,6 +331,14 @@ Pump::Queue& Pump::queue_of(const RequestState& request) {
 }
 
 Pump::Queue& Pump::next_queue() {
+  for (Queue* queue : {&reads_, &others_}) {
+    auto found = std::ranges::find_if(*queue, [](const auto& request) {
+      return request->awaited.load(std::memory_order_relaxed);
+    });
+    if (found == queue->end()) continue;
+    std::rotate(queue->begin(), found, found + 1);
+    return *queue;
+  }
   bool read = others_.empty() || (!reads_.empty() && !read_last_);
   read_last_ = read;
   return read ? reads_ : others_;
@@ -353,6 +367,13 @@ void Pump::note_time() {
   if (num_reading_ > 0) counters_.read_ns += passed;
   if (num_writing_ > 0) counters_.write_ns += passed;
   noted_ = now;
+}
+
+void Pump::note_cpu() {
+  timespec used{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  counters_.cpu_ns = static_cast<std::uint64_t>(used.tv_sec) * 1'000'000'000 +
+                     static_cast<std::uint64_t>(used.tv_nsec);
 }
 
 void Pump::issue(std::shared_ptr<RequestState> request) {

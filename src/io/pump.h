@@ -4,8 +4,8 @@
 // Life of a request: submit() puts it into `incoming_`; the pump's thread moves
 // it to a queue, issues its blocks in order as places become free, and when its
 // last block is back stores the outcome and wakes whoever waits. Reads have a
-// queue of their own, and the queues take turns: a read that somebody waits for
-// is not behind all writes that nobody waits for.
+// queue of their own, and the queues take turns; what somebody waits for goes
+// first, before whatever was asked for ahead of need.
 #pragma once
 
 #include <atomic>
@@ -51,6 +51,8 @@ struct RequestState {
   std::atomic<std::uint32_t> done = 0;
 
   bool seen = false;  // the owner of the Request has asked for the status
+  // Somebody waits for it: it goes before others.
+  mutable std::atomic<bool> awaited = false;
 
   void finish(Status outcome);
   void wait() const;
@@ -109,10 +111,12 @@ class Pump {
   void admit(std::shared_ptr<RequestState> request);
   using Queue = std::deque<std::shared_ptr<RequestState>>;
   Queue& queue_of(const RequestState& request);
+  // Puts what is to be issued next at the front of its queue.
   Queue& next_queue();
   void issue_blocks();
   void issue(std::shared_ptr<RequestState> request);
   void note_time();
+  void note_cpu();
   void start_block(Block* block);
   std::chrono::nanoseconds start_due_retries();
   void complete(Block* block);
@@ -153,6 +157,7 @@ class Pump {
     std::atomic<std::uint64_t> turns = 0;
     std::atomic<std::uint64_t> read_ns = 0;
     std::atomic<std::uint64_t> write_ns = 0;
+    std::atomic<std::uint64_t> cpu_ns = 0;
   };
   Counters counters_;
 

@@ -340,6 +340,7 @@ StoreStats StoreImpl::stats() const {
   for (const io::Stats& io : shared_->volumes->stats()) {
     stats.read_bytes_per_second += rate(io.bytes_read, io.read_ns);
     stats.write_bytes_per_second += rate(io.bytes_written, io.write_ns);
+    stats.io_cpu_seconds += static_cast<double>(io.cpu_ns) * 1e-9;
   }
   return stats;
 }

@@ -220,6 +220,25 @@ TEST_P(IoConformance, ManyThreadsShareOneIo) {
   EXPECT_EQ(good, std::vector<int>(kThreads, 5));
 }
 
+TEST_P(IoConformance, WhatSomebodyWaitsForGoesFirst) {
+  constexpr std::size_t kBlock = 64 * kKiB;
+  constexpr std::size_t kRequests = 20;
+  Options one_by_one = options();
+  one_by_one.depth = 1;
+  one_by_one.faults = {{.kind = Fault::Kind::kRate, .bytes_per_second = 8e6}};
+  auto io = make(one_by_one);
+  File file = create(*io, kRequests * kBlock);
+  Buffer memory(kRequests * kBlock);
+  std::vector<Request> requests;
+  for (std::size_t i = 0; i < kRequests; ++i) {
+    requests.push_back(
+        io->read(file, i * kBlock, memory.span().subspan(i * kBlock, kBlock)));
+  }
+  ASSERT_TRUE(requests.back().wait().ok());
+  EXPECT_LT(std::ranges::count_if(requests, &Request::done), 10);
+  ASSERT_TRUE(wait_all(requests).ok());
+}
+
 TEST_P(IoConformance, RegisteredMemoryMovesTheSameBytes) {
   auto io = make();
   File file = create(*io, kMiB);
