@@ -16,7 +16,7 @@ ALLOWED = {
     "src/optim": {"src/base"},
     "src/sched": {"src/base"},
     "src/tier": {"src/base", "src/io", "src/mem"},
-    "src/engine": {"src/base", "src/mem", "src/sched", "src/tier"},
+    "src/engine": {"src/base", "src/io", "src/mem", "src/sched", "src/tier"},
     "cli": {"src/base"},
     "adapters/emulated": {"src/base"},
     "adapters/torch": {"src/base", "src/engine", "src/io", "src/mem", "src/optim", "src/sched", "src/tier"},

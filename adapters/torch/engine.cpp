@@ -70,8 +70,13 @@ EngineStats engine_stats(Manager& manager) {
       .late = residency.late,
       .drops = residency.drops,
       .nvme_bytes = stats.tier.nvme_bytes,
-      .nvme_read_bytes_per_second = stats.tier.read_bytes_per_second,
-      .nvme_write_bytes_per_second = stats.tier.write_bytes_per_second,
+      .nvme_read_bytes_per_second = stats.tier.nvme.read_bytes_per_second,
+      .nvme_write_bytes_per_second = stats.tier.nvme.write_bytes_per_second,
+      .nvme_tuned_read_bytes_per_second =
+          stats.tier.tuned.read_bytes_per_second,
+      .nvme_tuned_write_bytes_per_second =
+          stats.tier.tuned.write_bytes_per_second,
+      .nvme_cpu_seconds = stats.tier.io_cpu_seconds,
       .step_seconds = step.seconds,
       .step_compute_seconds = std::max(0.0, step.seconds - step_waits),
       .step_read_wait_seconds = step.read_wait_seconds,

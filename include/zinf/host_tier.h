@@ -85,14 +85,20 @@ struct StepStats {
   std::vector<StateWait> waits;  // the longest
 };
 
+struct DiskSpeed {
+  double read_bytes_per_second = 0;
+  double write_bytes_per_second = 0;
+};
+
 struct HostTierStats {
   ResidencyStats residency;
   WearStats wear;
   MoverStats mover;
   StepStats step;
-  std::uint64_t nvme_bytes = 0;      // of the scratch store's files
-  double read_bytes_per_second = 0;  // of NVMe, while it was busy
-  double write_bytes_per_second = 0;
+  std::uint64_t nvme_bytes = 0;  // of the scratch store's files
+  DiskSpeed nvme;                // while it was busy
+  DiskSpeed tuned;  // what `zinf io tune` measured; 0 where it has not run
+  double io_cpu_seconds = 0;  // of the threads behind NVMe
   // The most that was seen of memory in use that is not this tier's.
   std::uint64_t others_high_bytes = 0;
 };
@@ -122,6 +128,13 @@ class HostTier {
   // Looks how much memory others use, and that they are about to take: at a
   // moment when it may be much.
   void note_others(std::uint64_t more_bytes = 0);
+
+  // Whether work that needs so many bytes at once may wait for the next pass:
+  // it gains something where states move, and it must fit beside the most that
+  // others ever had.
+  bool may_wait(std::uint64_t bytes) const;
+  // Whether so many bytes hardly fit beside what others have now.
+  bool is_short_of(std::uint64_t bytes) const;
 
   // As HostMemory's; what is noted meanwhile is forgotten.
   void start_measuring(std::uint64_t most_bytes);

@@ -121,6 +121,9 @@ class Backing {
   virtual Status commit(std::uint64_t step) = 0;
   virtual Status rollback() = 0;
 
+  // Whether write() returns before the content is there: then it can be used to
+  // write ahead of need.
+  virtual bool in_background() const { return false; }
   // A place for the state's content, so that a write cannot fail for want of
   // one: kNoSpace, and nothing has changed. Others may discard() theirs then.
   virtual Status prepare(std::uint32_t) { return {}; }

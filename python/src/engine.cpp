@@ -49,6 +49,11 @@ py::dict stats_of(Manager& manager) {
   dict["nvme_bytes"] = stats.nvme_bytes;
   dict["nvme_read_bytes_per_second"] = stats.nvme_read_bytes_per_second;
   dict["nvme_write_bytes_per_second"] = stats.nvme_write_bytes_per_second;
+  dict["nvme_tuned_read_bytes_per_second"] =
+      stats.nvme_tuned_read_bytes_per_second;
+  dict["nvme_tuned_write_bytes_per_second"] =
+      stats.nvme_tuned_write_bytes_per_second;
+  dict["nvme_cpu_seconds"] = stats.nvme_cpu_seconds;
   dict["step_seconds"] = stats.step_seconds;
   dict["step_compute_seconds"] = stats.step_compute_seconds;
   dict["step_read_wait_seconds"] = stats.step_read_wait_seconds;

@@ -92,6 +92,18 @@ static StepStats difference(const ResidencyStats& last,
           .waits = {}};
 }
 
+// As it was seen; else as it was measured; else as that of a common drive.
+static DiskSpeed speed_of(const Scratch& scratch) {
+  StoreStats seen = scratch.stats();
+  DiskSpeed tuned = scratch.tuned();
+  auto first = [](double a, double b, double c) {
+    return a > 0 ? a : b > 0 ? b : c;
+  };
+  return {
+      first(seen.read_bytes_per_second, tuned.read_bytes_per_second, 2e9),
+      first(seen.write_bytes_per_second, tuned.write_bytes_per_second, 1e9)};
+}
+
 Result<std::shared_ptr<HostTier>> HostTier::create(
     std::shared_ptr<HostMemory> memory, const HostTierOptions& options,
     std::function<Leave(StateRef, void* owner)> leaving) {
@@ -121,15 +133,13 @@ Result<std::shared_ptr<HostTier>> HostTier::create(
   if (scratch != nullptr && options.prefetch) {
     ZINF_ASSIGN(
         tier->parts_->mover,
-        Mover::create(residency,
-                      {.room = [self = tier.get()]() -> Room {
-                         BudgetUsage usage = self->memory().budget().usage();
-                         return {usage.limit_bytes, self->others_bytes(usage)};
-                       },
-                       .rates =
-                           [store = scratch.get()] {
-                             return DiskRates(store->stats());
-                           }}));
+        Mover::create(
+            residency,
+            {.room = [self = tier.get()]() -> Room {
+               BudgetUsage usage = self->memory().budget().usage();
+               return {usage.limit_bytes, self->others_bytes(usage)};
+             },
+             .disk = [store = scratch.get()] { return speed_of(*store); }}));
   }
   tier->parts_->giver = memory->add_giver(
       [&, self = tier.get()](std::uint64_t bytes) {
@@ -189,6 +199,25 @@ std::uint64_t HostTier::others_bytes(const BudgetUsage& usage) const {
   return used - std::min(used, units + kept);
 }
 
+bool HostTier::may_wait(std::uint64_t bytes) const {
+  constexpr std::uint64_t kShare = 16;  // of the limit, at most, for one
+  if (parts_->mover == nullptr) return false;
+  {
+    MutexLock lock(parts_->mutex);
+    if (parts_->step.bytes_read == 0) return false;
+  }
+  std::uint64_t limit = parts_->memory->budget().usage().limit_bytes;
+  std::uint64_t others = parts_->others_high_bytes;
+  return bytes <= limit / kShare && others + bytes + limit / kShare <= limit;
+}
+
+bool HostTier::is_short_of(std::uint64_t bytes) const {
+  constexpr std::uint64_t kShare = 16;  // for what others take until one looks
+  BudgetUsage usage = parts_->memory->budget().usage();
+  std::uint64_t limit = usage.limit_bytes;
+  return others_bytes(usage) + bytes + limit / kShare > limit;
+}
+
 bool HostTier::on_mover_thread() { return Mover::on_its_thread(); }
 
 void HostTier::rest() {
@@ -236,8 +265,9 @@ HostTierStats HostTier::stats() const {
   if (parts_->scratch != nullptr) {
     StoreStats store = parts_->scratch->stats();
     stats.nvme_bytes = store.capacity_bytes;
-    stats.read_bytes_per_second = store.read_bytes_per_second;
-    stats.write_bytes_per_second = store.write_bytes_per_second;
+    stats.nvme = {store.read_bytes_per_second, store.write_bytes_per_second};
+    stats.tuned = parts_->scratch->tuned();
+    stats.io_cpu_seconds = store.io_cpu_seconds;
   }
   stats.others_high_bytes = parts_->others_high_bytes;
   MutexLock lock(parts_->mutex);

@@ -64,11 +64,6 @@ void leave_room(const Trace& trace, const PlanInput& input,
 
 }  // namespace
 
-DiskRates::DiskRates(const StoreStats& store)
-    : read(store.read_bytes_per_second > 0 ? store.read_bytes_per_second : 2e9),
-      write(store.write_bytes_per_second > 0 ? store.write_bytes_per_second
-                                             : 1e9) {}
-
 Result<std::unique_ptr<Mover>> Mover::create(Residency& residency,
                                              Options options) {
   std::unique_ptr<Mover> mover(new Mover(residency, std::move(options)));
@@ -201,11 +196,11 @@ void Mover::make_plan(Planned& planned) {
   std::vector<PlanState> states = plan_states(residency_.sizes(), limit_);
   const Trace& trace = *book_.trace();
   planned.taken_bytes = taken_;
-  DiskRates disk = options_.rates();
+  DiskSpeed disk = options_.disk();
   PlanInput input{.states = states,
                   .budget_bytes = limit_ - std::min(limit_, margin(limit_)),
-                  .read_bytes_per_second = disk.read,
-                  .write_bytes_per_second = disk.write,
+                  .read_bytes_per_second = disk.read_bytes_per_second,
+                  .write_bytes_per_second = disk.write_bytes_per_second,
                   .compute_seconds = {}};
   if (auto least = least_budget(trace, input); least.ok()) {
     input.budget_bytes = std::max(input.budget_bytes, *least);

@@ -26,14 +26,6 @@
 
 namespace zinf {
 
-// In bytes per second.
-struct DiskRates {
-  // What was not seen yet counts as that of a common drive.
-  explicit DiskRates(const StoreStats& store);
-  double read = 0;
-  double write = 0;
-};
-
 // Memory for states: the limit, and what others take of it.
 struct Room {
   std::uint64_t limit_bytes = 0;
@@ -44,9 +36,8 @@ struct Room {
 class Mover {
  public:
   struct Options {
-    std::function<Room()> room;  // now
-    // What the disk has reached so far.
-    std::function<DiskRates()> rates;
+    std::function<Room()> room;       // now
+    std::function<DiskSpeed()> disk;  // positive
   };
   // The residency must outlive it.
   static Result<std::unique_ptr<Mover>> create(Residency& residency,

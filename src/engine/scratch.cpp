@@ -22,10 +22,37 @@ std::uint64_t padded(std::uint64_t bytes) {
   return align_up(bytes, std::uint64_t{kPage});
 }
 
+std::optional<io::Profile> profile_of(const std::string& directory) {
+  Result<io::Profile> profile = io::load_profile(directory);
+  if (profile.ok()) return *profile;
+  if (profile.status().code() != Code::kNotFound) {
+    log(LogLevel::kWarning, "%s", profile.status().text().c_str());
+  }
+  return std::nullopt;
+}
+
+// A step reads and writes about the same.
+double share_of(const io::Profile& profile) {
+  return 2 / (1 / profile.read_gbps + 1 / profile.write_gbps);
+}
+
 }  // namespace
 
-Scratch::Scratch(std::vector<NvmePath> parents)
-    : parents_(std::move(parents)) {}
+Scratch::Scratch(std::vector<NvmePath> parents) : parents_(std::move(parents)) {
+  for (const NvmePath& parent : parents_) {
+    profiles_.push_back(profile_of(parent.path));
+  }
+}
+
+DiskSpeed Scratch::tuned() const {
+  DiskSpeed sum;
+  for (const auto& profile : profiles_) {
+    if (!profile) return {};
+    sum.read_bytes_per_second += profile->read_gbps * 1e9;
+    sum.write_bytes_per_second += profile->write_gbps * 1e9;
+  }
+  return sum;
+}
 
 Scratch::~Scratch() { unlink_files(); }
 
@@ -52,10 +79,16 @@ Status Scratch::make_room(std::uint64_t bytes, std::size_t num_states) {
     static std::atomic<int> count = 0;
     std::string name = strf("/zinf-%d-%d", static_cast<int>(getpid()), count++);
     StoreOptions options;
-    for (const NvmePath& parent : parents_) {
-      directories_.push_back(parent.path + name);
+    for (std::size_t i = 0; i < parents_.size(); ++i) {
+      directories_.push_back(parents_[i].path + name);
       options.paths.push_back(
-          {.path = directories_.back(), .limit_bytes = parent.limit_bytes});
+          {.path = directories_.back(),
+           .limit_bytes = parents_[i].limit_bytes,
+           .weight = profiles_[i] ? share_of(*profiles_[i]) : 0});
+    }
+    if (profiles_[0]) {
+      options.io.block_bytes = profiles_[0]->block_bytes;
+      options.io.depth = profiles_[0]->depth;
     }
     options.verify = Verify::kNever;
     options.state_bytes = room;

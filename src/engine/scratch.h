@@ -4,10 +4,13 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "src/base/mutex.h"
+#include "zinf/disk.h"
+#include "zinf/host_tier.h"
 #include "zinf/nvme_path.h"
 #include "zinf/residency.h"
 #include "zinf/store.h"
@@ -24,7 +27,9 @@ class Scratch final : public Backing {
   // Room for so much in all, never less than now.
   Status reserve(std::uint64_t bytes, std::size_t num_states);
   StoreStats stats() const;  // all zero before the first write
-  void unlink_files();       // and use them as before
+  // What `zinf io tune` found for the parents, in sum: 0 where it has not run.
+  DiskSpeed tuned() const;
+  void unlink_files();  // and use them as before
 
   Result<std::uint32_t> add(const StateSpec& spec) override;
   Status remove(std::uint32_t state) override;
@@ -35,6 +40,7 @@ class Scratch final : public Backing {
                              std::span<std::byte> into) override;
   std::unique_ptr<Move> write(std::uint32_t state,
                               std::span<const std::byte> from) override;
+  bool in_background() const override { return true; }
   bool due(std::uint64_t) const override { return false; }
   Status commit(std::uint64_t step) override;
   Status rollback() override;
@@ -53,6 +59,7 @@ class Scratch final : public Backing {
       ZINF_REQUIRES(mutex_);
 
   const std::vector<NvmePath> parents_;
+  std::vector<std::optional<io::Profile>> profiles_;  // of the parents
   std::vector<std::string> directories_ ZINF_GUARDED_BY(mutex_);
   mutable Mutex mutex_;
   std::unique_ptr<Store> store_ ZINF_GUARDED_BY(mutex_);

@@ -50,6 +50,7 @@ class StoreBacking final : public Backing {
                               std::span<const std::byte> from) override {
     return store_write(store_, {state}, from);
   }
+  bool in_background() const override { return true; }
   bool due(std::uint64_t step) const override { return store_.due(step); }
   Status commit(std::uint64_t step) override { return store_.commit(step); }
   Status rollback() override { return store_.rollback(); }

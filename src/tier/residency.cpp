@@ -151,6 +151,7 @@ void Residency::Impl::forget(StateRef ref) {
     state = {.spec = std::move(state.spec), .home = state.home};
     freed_.emplace(state.spec.name(), ref.index);
     --stats_.num_states;
+    full_below_ = false;
   }
   if (options_.backing == nullptr) return;
   Status status = options_.backing->remove(below);
@@ -512,7 +513,11 @@ bool Residency::Impl::find_place(StateRef ref) {
     bool refused = status.code() == Code::kNoSpace;
     bool cleaning = std::exchange(state.cleaning, false) && !state.leaving;
     if (refused && !cleaning && give_up_places(state.spec.bytes) > 0) continue;
-    if (!cleaning) refusal_ = refused ? status : Status();
+    if (cleaning) {
+      full_below_ = refused;
+    } else {
+      refusal_ = refused ? status : Status();
+    }
     if (!refused) return true;  // the write meets other errors again
     move_to(state, kDirty);
     changed_.notify_all();

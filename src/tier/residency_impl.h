@@ -115,7 +115,7 @@ class Residency::Impl {
   // An entry for the name: the one it had before, if nobody has taken it.
   std::uint32_t entry_for(const std::string& name) ZINF_REQUIRES(mutex_);
   // Small for what is to go first.
-  using Order = std::tuple<bool, bool, bool, Worth, std::int64_t>;
+  using Order = std::tuple<bool, bool, int, Worth, std::int64_t>;
   Order order(const State& state) const ZINF_REQUIRES(mutex_);
   // Idle states that hold memory, those that are to go first at the front.
   std::vector<StateRef> in_order(const Goers& goers) ZINF_REQUIRES(mutex_);
@@ -168,6 +168,8 @@ class Residency::Impl {
   std::uint64_t now_ ZINF_GUARDED_BY(mutex_) = 0;            // see expect()
   std::uint64_t awaited_bytes_ ZINF_GUARDED_BY(mutex_) = 0;  // kAway only
   Status refusal_ ZINF_GUARDED_BY(mutex_);  // of the last find_place()
+  // No place was found for cleaning, and none was given back since.
+  bool full_below_ ZINF_GUARDED_BY(mutex_) = false;
   ResidencyStats stats_ ZINF_GUARDED_BY(mutex_);
 };
 

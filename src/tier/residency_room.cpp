@@ -21,11 +21,12 @@ Residency::Impl::Order Residency::Impl::order(const State& state) const {
   constexpr std::uint64_t kSmallBytes = 256 * kKiB;
   bool small = state.spec.bytes < kSmallBytes;
   if (state.next_use > now_) {
-    return {small, true, false, Worth::kLow,
+    return {small, true, 0, Worth::kLow,
             -static_cast<std::int64_t>(state.next_use)};
   }
   auto age = static_cast<std::int64_t>(state.last_use);
-  return {small, false, state.place == kDirty, state.worth,
+  int cost = state.place == kResident ? 0 : state.place == kWriting ? 1 : 2;
+  return {small, false, cost, state.worth,
           state.worth == Worth::kLow ? -age : age};
 }
 
@@ -76,6 +77,9 @@ Residency::Impl::Leaving Residency::Impl::start_leaving(
 
 std::vector<StateRef> Residency::Impl::start_cleaning(const Goers& goers) {
   constexpr std::uint64_t kMostBytes = 64 * kMiB;
+  if (full_below_ || !options_.backing || !options_.backing->in_background()) {
+    return {};
+  }
   std::uint64_t writing = 0;
   for (StateRef ref : writing_) writing += states_[ref.index].spec.bytes;
   std::vector<StateRef> claimed;

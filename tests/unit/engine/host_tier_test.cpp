@@ -5,11 +5,13 @@
 
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <vector>
 
 #include "src/base/align.h"
 #include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
+#include "zinf/disk.h"
 
 namespace zinf {
 namespace {
@@ -60,6 +62,27 @@ TEST_F(HostTierTest, AutoStaysInMemoryWhileItFits) {
   StateRef ref = add(*tier, 1);
   EXPECT_EQ(tier->residency().place(ref), Place::kDirty);
   EXPECT_EQ(num_entries(), 0u) << "no store before it is needed";
+}
+
+TEST_F(HostTierTest, KnowsWhatWasMeasuredForItsDisk) {
+  EXPECT_EQ(make(on_disk())->stats().tuned.read_bytes_per_second, 0.0);
+  ASSERT_TRUE(io::save_profile(dir_.path(), {.block_bytes = 256 * kKiB,
+                                             .depth = 4,
+                                             .read_gbps = 3,
+                                             .write_gbps = 2})
+                  .ok());
+  auto tier = make(on_disk(), 3 * kBytes);
+  EXPECT_EQ(tier->stats().tuned.read_bytes_per_second, 3e9);
+  EXPECT_EQ(tier->stats().tuned.write_bytes_per_second, 2e9);
+  for (int i = 0; i < 12; ++i) add(*tier, i);
+  EXPECT_GT(tier->stats().io_cpu_seconds, 0.0);
+}
+
+TEST_F(HostTierTest, ABrokenProfileIsNoReasonToStop) {
+  std::ofstream(dir_.path() + "/" + io::kProfileName) << "{";
+  auto tier = make(on_disk(), 3 * kBytes);
+  EXPECT_EQ(tier->stats().tuned.read_bytes_per_second, 0.0);
+  for (int i = 0; i < 12; ++i) add(*tier, i);
 }
 
 TEST_F(HostTierTest, ABudgetSendsTheLongestUnusedToNvme) {

@@ -65,6 +65,7 @@ class Gate {
 class GatedBacking final : public Backing {
  public:
   Result<std::uint32_t> add(const StateSpec&) override { return next_++; }
+  bool in_background() const override { return true; }
   Status remove(std::uint32_t state) override {
     removed_.insert(state);
     return {};
@@ -405,6 +406,31 @@ TEST_F(ResidencyTest, WhoMakesRoomHasTheNextWrittenMeanwhile) {
   EXPECT_EQ(states_.make_room(3 * kBytes), 3 * kBytes);
   EXPECT_EQ(states_.stats().writes, 4u) << "nothing is written twice";
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(holds(refs[i], i));
+}
+
+// A device's states are copied to the host: nothing that need not go takes its
+// memory.
+TEST(ResidencyAboveAnotherTest, OnlyWhatHasToGoIsCopied) {
+  Budget small = ok(Budget::create("host", 2 * kBytes));
+  SlabPool host_pool = ok(SlabPool::create({.budget = &small}));
+  Residency host({.allocate = slab_memory(host_pool), .backing = nullptr});
+  Budget budget = ok(Budget::create("device", 4 * kBytes));
+  SlabPool pool = ok(SlabPool::create({.budget = &budget}));
+  auto copy = [](auto to, auto from) {
+    std::memcpy(to.data(), from.data(), to.size());
+    return Status();
+  };
+  Residency device(
+      {.allocate = slab_memory(pool),
+       .backing = host_backing(host, {.to_device = copy, .to_host = copy})});
+  std::vector<StateRef> refs;
+  for (int i = 0; i < 4; ++i) {
+    refs.push_back(ok(device.add(spec(std::to_string(i)), Home::kBelow)));
+    (void)ok(device.pin(refs.back(), Use::kReplace));
+  }
+  EXPECT_EQ(device.make_room(1), kBytes);
+  EXPECT_EQ(device.stats().writes, 1u);
+  for (StateRef ref : refs) EXPECT_NE(device.place(ref), kFailed);
 }
 
 TEST_F(ResidencyTest, WhatIsExpectedIsNotWrittenAheadOfNeed) {

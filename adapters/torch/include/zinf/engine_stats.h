@@ -26,6 +26,10 @@ struct EngineStats {
   // What NVMe has reached while it was busy.
   double nvme_read_bytes_per_second = 0;
   double nvme_write_bytes_per_second = 0;
+  // What `zinf io tune` measured there; 0 where it has not run.
+  double nvme_tuned_read_bytes_per_second = 0;
+  double nvme_tuned_write_bytes_per_second = 0;
+  double nvme_cpu_seconds = 0;  // of the threads that talk to the disks
   // Of the last step. Waits are in sum, for reads and for memory that writes
   // had to free; the rest of the time is compute.
   double step_seconds = 0;
