@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "adapters/torch/later_update.h"
 #include "adapters/torch/pins.h"
 #include "adapters/torch/split_master.h"
 #include "src/base/strf.h"
@@ -95,8 +96,10 @@ at::Tensor matching(const at::Tensor& grad, const at::Tensor& weight) {
       .copy_(grad);
 }
 
-Status update_item(const AdamOptions& options, const AdamStep& step,
-                   const AdamItem& item, ThreadPool* pool) {
+}  // namespace
+
+Status adam_update_item(const AdamOptions& options, const AdamStep& step,
+                        const AdamItem& item, ThreadPool* pool) {
   AdamTensors tensors = item.tensors;
   tensors.grad = matching(tensors.grad, tensors.weight);
   if (item.split != nullptr) {
@@ -111,8 +114,6 @@ Status update_item(const AdamOptions& options, const AdamStep& step,
   item.tensors.weight.copy_(tensors.weight);
   return {};
 }
-
-}  // namespace
 
 std::size_t torch_remainder(std::size_t numel) {
   static const std::size_t kLanes =
@@ -177,12 +178,15 @@ Status adam_update(const AdamOptions& options, const AdamStep& step,
 
 Status adam_update_all(const AdamOptions& options, float inverse_scale,
                        float clip, const std::vector<AdamItem>& items,
-                       ThreadPool* pool) {
+                       bool may_wait) {
+  std::shared_ptr<ThreadPool> pool = update_pool();
   for (std::size_t i = 0; i < items.size(); ++i) {
-    if (i + 1 < items.size()) prefetch(items[i + 1]);
     AdamStep step{
         .step = items[i].step, .inverse_scale = inverse_scale, .clip = clip};
-    ZINF_TRY(update_item(options, step, items[i], pool));
+    if (!may_wait || !LaterUpdate::put_off(options, step, items[i])) {
+      if (i + 1 < items.size()) prefetch(items[i + 1]);
+      ZINF_TRY(adam_update_item(options, step, items[i], pool.get()));
+    }
     // A graph that has saved the old weight must notice.
     items[i].tensors.weight.unsafeGetTensorImpl()->bump_version();
   }

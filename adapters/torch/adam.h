@@ -51,11 +51,14 @@ struct AdamItem {
   std::int64_t step = 1;
 };
 
+Status adam_update_item(const AdamOptions& options, const AdamStep& step,
+                        const AdamItem& item, ThreadPool* pool);
+
 // The same for each item in turn; what the next one needs is on its way
-// meanwhile.
+// meanwhile. With `may_wait` some are put off (later_update.h).
 Status adam_update_all(const AdamOptions& options, float inverse_scale,
                        float clip, const std::vector<AdamItem>& items,
-                       ThreadPool* pool);
+                       bool may_wait);
 
 // The sum of squares alone.
 Result<double> sum_of_squares(const at::Tensor& grad, float inverse_scale,

@@ -104,6 +104,7 @@ EngineStats engine_stats(Manager& manager) {
       .host_peak_bytes = host.total.high_bytes,
       .host_peak_activation_bytes = host.of(Tag::kActivation).high_bytes,
       .host_peak_unit_bytes = host.of(Tag::kUnit).high_bytes,
+      .updates_waiting = stats.updates_waiting,
       .intercepted = num_intercepted(),
       .escapes = stats.escapes,
       .faults = Sentinel::num_faults(),

@@ -29,6 +29,7 @@ class DataHooks final : public at::impl::VariableHooksInterface {
         role = unit->role();
         name = unit->full_name();
         is_parameter = unit->is_parameter();
+        unit->settle();
         if (unit->is_watched()) {
           Pins pins;
           pins.take(to, Use::kChange);

@@ -40,6 +40,7 @@ void run(const c10::OperatorHandle& op, const Policy& policy,
   for (const ArgumentUse& use : policy.arguments) {
     pins.add(arguments[use.index], use.use);
   }
+  pins.settle_if_short();
   pins.hold();
   op.redispatchBoxed(rest, stack);
 }

@@ -8,6 +8,8 @@
 
 #include "adapters/torch/error.h"
 #include "adapters/torch/keys.h"
+#include "adapters/torch/later_update.h"
+#include "zinf/log.h"
 
 namespace zinf {
 namespace {
@@ -245,6 +247,11 @@ std::vector<Unit*> Manager::units() {
 
 void Manager::close() {
   if (in_forked_child() || closed_) return;
+  try {
+    settle();  // while there is most room for it
+  } catch (const std::exception&) {
+    // Whoever needs the weight is told.
+  }
   tier_->rest();
   // Weights first: when not everything fits, the model is what is wanted.
   for (Role role : {Role::kWeight, Role::kGrad, Role::kState}) {
@@ -280,14 +287,58 @@ void Manager::count_step() {
 
 void Manager::fail(std::string why) {
   std::lock_guard lock(mutex_);
+  if (failed_.exchange(true)) return;
   failure_ = std::move(why);
-  failed_ = true;
 }
 
 std::string Manager::heal() {
   std::lock_guard lock(mutex_);
   failed_ = false;
   return std::exchange(failure_, {});
+}
+
+bool Manager::may_wait(std::uint64_t bytes) const {
+  return !closed_ && !failed_ && tier_->may_wait(bytes);
+}
+
+void Manager::list_later(const std::shared_ptr<LaterUpdate>& later) {
+  constexpr std::size_t kFew = 64;
+  std::lock_guard lock(mutex_);
+  if (later_.size() > 2 * static_cast<std::size_t>(num_later_) + kFew) {
+    std::erase_if(later_, [](const auto& weak) {
+      auto listed = weak.lock();
+      return listed == nullptr || listed->over();
+    });
+  }
+  largest_later_ = std::max(largest_later_.load(), later->bytes());
+  later_.push_back(later);
+}
+
+std::vector<std::weak_ptr<LaterUpdate>> Manager::waiting_updates() {
+  std::lock_guard lock(mutex_);
+  return later_;
+}
+
+void Manager::settle() {
+  for (const auto& weak : waiting_updates()) {
+    if (auto later = weak.lock()) later->run();
+  }
+}
+
+void Manager::abandon_updates() {
+  for (const auto& weak : waiting_updates()) {
+    if (auto later = weak.lock()) later->abandon();
+  }
+}
+
+void Manager::settle_if_short() {
+  if (num_later_ == 0 || closed_ || LaterUpdate::running_here()) return;
+  if (!tier_->is_short_of(largest_later_)) return;
+  try {
+    settle();
+  } catch (const std::exception& error) {
+    log(LogLevel::kDebug, "updates wait on: %s", error.what());
+  }
 }
 
 void Manager::check_usable(const Unit& unit) const {
@@ -331,6 +382,7 @@ ManagerStats Manager::stats() {
   stats.escapes = escapes;
   stats.violations = violations;
   stats.undeclared_writes = undeclared_writes;
+  stats.updates_waiting = static_cast<std::uint64_t>(num_later_);
   return stats;
 }
 

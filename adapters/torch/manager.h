@@ -36,7 +36,10 @@ struct ManagerStats {
   std::uint64_t escapes = 0;
   std::uint64_t violations = 0;  // operators that met what was not in memory
   std::uint64_t undeclared_writes = 0;
+  std::uint64_t updates_waiting = 0;
 };
+
+class LaterUpdate;
 
 // Thread-safe.
 class Manager : public std::enable_shared_from_this<Manager> {
@@ -77,6 +80,17 @@ class Manager : public std::enable_shared_from_this<Manager> {
   // until heal().
   void fail(std::string why);
   std::string heal();  // what there was, or nothing
+
+  // Updates that were put off (later_update.h). Whether one that takes so many
+  // bytes may wait:
+  bool may_wait(std::uint64_t bytes) const;
+  void list_later(const std::shared_ptr<LaterUpdate>& later);
+  void note_later(int more) { num_later_ += more; }
+  // Does all of them now; or, when memory may become too short for them.
+  void settle();
+  void settle_if_short();  // throws nothing: what fails waits, or has failed
+  // Forgets them: other content takes the place of all that they would change.
+  void abandon_updates();
 
   // Throws when managed memory cannot be used here.
   void check_usable(const Unit& unit) const;
@@ -129,6 +143,10 @@ class Manager : public std::enable_shared_from_this<Manager> {
     UnitName name;
   };
   std::vector<Offer> offered_;
+  std::vector<std::weak_ptr<LaterUpdate>> waiting_updates();
+  std::vector<std::weak_ptr<LaterUpdate>> later_;  // some are over
+  std::atomic<int> num_later_ = 0;                 // that wait
+  std::atomic<std::uint64_t> largest_later_ = 0;   // in bytes
 };
 
 // True in a child of fork(), where managed memory must not be used.

@@ -83,6 +83,7 @@ bool run_elements(const c10::OperatorHandle& op, const Policy& policy,
     for (const ArgumentUse& use : policy.arguments) {
       pins.add(part[use.index], use.use);
     }
+    pins.settle_if_short();
     pins.hold();
     op.redispatchBoxed(rest, &part);
     append(results, part);

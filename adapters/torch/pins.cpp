@@ -1,5 +1,7 @@
 #include "adapters/torch/pins.h"
 
+#include "adapters/torch/manager.h"
+
 namespace zinf {
 
 Pins::~Pins() {
@@ -32,7 +34,14 @@ void Pins::add(const c10::IValue& value, Use use) {
   }
 }
 
+void Pins::settle_if_short() {
+  if (!added_.empty()) added_[0].unit->manager()->settle_if_short();
+}
+
 void Pins::hold() {
+  for (std::size_t i = num_held_; i < added_.size(); ++i) {
+    added_[i].unit->settle();
+  }
   Announcement announcement;
   for (std::size_t i = num_held_; i < added_.size(); ++i) {
     announcement.add(*added_[i].unit, added_[i].use);

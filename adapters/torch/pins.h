@@ -23,6 +23,8 @@ class Pins {
   void add(const c10::IValue& value, Use use);
   void add(const c10::Storage& storage, Use use);
   void hold();
+  // Before hold(), for an operator of the model: see Manager.
+  void settle_if_short();
 
   // One alone.
   template <typename Used>

@@ -89,6 +89,7 @@ std::shared_ptr<Probe> Probe::begin(std::shared_ptr<Manager> manager,
     }
     the_one().probe = probe;
   }
+  probe->manager_->settle();
   probe->keep(std::move(parameters), buffers);
   start_measuring(*probe->manager_);
   probe->measuring_ = true;

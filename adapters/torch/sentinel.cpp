@@ -16,6 +16,7 @@
 
 namespace zinf {
 
+Sentinel* find_sentinel(std::byte* address);
 bool serve_fault(std::byte* address);
 
 namespace {
@@ -53,10 +54,57 @@ bool is_write([[maybe_unused]] void* context) {
 #endif
 }
 
+// The fault that this thread serves on a stack of its own.
+struct Fault {
+  std::byte* address = nullptr;
+  bool served = false;
+};
+thread_local Fault* current = nullptr;
+
+// The stack for signals would be used from its begin by the next one, while the
+// handler below is still on it.
+void serve_current() {
+  stack_t off{};
+  off.ss_flags = SS_DISABLE;
+  stack_t before{};
+  sigaltstack(&off, &before);
+  current->served = serve_fault(current->address);
+  sigaltstack(&before, nullptr);
+}
+
+// Content comes from disks, after an update that may have been put off: more
+// than fits on a small stack for signals, such as that of Python's
+// faulthandler.
+bool serve_on_own_stack(std::byte* address) {
+  constexpr std::size_t kStackBytes = std::size_t{1} << 20;
+  void* stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+  if (stack == MAP_FAILED) return false;
+  Fault fault{.address = address};
+  current = &fault;
+  ucontext_t here{};
+  ucontext_t there{};
+  getcontext(&there);
+  there.uc_stack.ss_sp = stack;
+  there.uc_stack.ss_size = kStackBytes;
+  there.uc_link = &here;
+  makecontext(&there, &serve_current, 0);
+  swapcontext(&here, &there);
+  munmap(stack, kStackBytes);
+  return fault.served;
+}
+
+bool on_signal_stack() {
+  stack_t now{};
+  return sigaltstack(nullptr, &now) == 0 && (now.ss_flags & SS_ONSTACK) != 0;
+}
+
 void on_fault(int signal, siginfo_t* info, void* context) {
+  auto* address = static_cast<std::byte*>(info->si_addr);
   // Only const pointers lead to a sentinel: a write is a true fault.
-  if (!is_write(context) &&
-      serve_fault(static_cast<std::byte*>(info->si_addr))) {
+  if (!is_write(context) && find_sentinel(address) != nullptr &&
+      (on_signal_stack() ? serve_on_own_stack(address)
+                         : serve_fault(address))) {
     return;
   }
   if ((previous.sa_flags & SA_SIGINFO) != 0) {
@@ -151,17 +199,19 @@ bool Sentinel::put_copy(std::span<const std::byte> content) {
   return true;
 }
 
-bool serve_fault(std::byte* address) {
+Sentinel* find_sentinel(std::byte* address) {
   Ranges& all = ranges();
-  Sentinel* sentinel = nullptr;
-  {
-    MutexLock lock(all.mutex);
-    auto after = all.used.upper_bound(address);
-    if (after == all.used.begin()) return false;
-    sentinel = std::prev(after)->second;
-  }
-  if (address >= sentinel->address_ + sentinel->mapped_bytes_) return false;
-  return sentinel->server_.serve_fault();
+  MutexLock lock(all.mutex);
+  auto after = all.used.upper_bound(address);
+  if (after == all.used.begin()) return nullptr;
+  Sentinel* sentinel = std::prev(after)->second;
+  bool inside = address < sentinel->address_ + sentinel->mapped_bytes_;
+  return inside ? sentinel : nullptr;
+}
+
+bool serve_fault(std::byte* address) {
+  Sentinel* sentinel = find_sentinel(address);
+  return sentinel != nullptr && sentinel->server_.serve_fault();
 }
 
 }  // namespace zinf

@@ -41,6 +41,7 @@ class Sentinel {
   static std::uint64_t num_faults();
 
  private:
+  friend Sentinel* find_sentinel(std::byte* address);
   friend bool serve_fault(std::byte* address);
 
   const std::size_t mapped_bytes_;

@@ -23,6 +23,11 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
           tensor.nbytes()};
 }
 
+// An update that was put off takes use_mutex_ too.
+void settle(const at::Tensor& weight) {
+  if (Unit* unit = Unit::of(weight)) unit->settle();
+}
+
 }  // namespace
 
 bool SplitMaster::possible(const at::Tensor& weight) {
@@ -55,6 +60,7 @@ std::shared_ptr<SplitMaster> SplitMaster::create(const at::Tensor& weight) {
 }
 
 at::Tensor SplitMaster::join(const at::Tensor& weight) {
+  settle(weight);
   std::lock_guard use(use_mutex_);
   join_unwatched(weight);
   Pins pins;
@@ -67,6 +73,7 @@ at::Tensor SplitMaster::join(const at::Tensor& weight) {
 }
 
 at::Tensor SplitMaster::renew(const at::Tensor& weight) {
+  settle(weight);
   std::lock_guard use(use_mutex_);
   std::lock_guard lock(mutex_);
   if (!joined_.defined())
@@ -75,6 +82,7 @@ at::Tensor SplitMaster::renew(const at::Tensor& weight) {
 }
 
 at::Tensor SplitMaster::copy(const at::Tensor& weight) {
+  settle(weight);
   std::lock_guard use(use_mutex_);
   join_unwatched(weight);
   Pins pins;
@@ -197,8 +205,17 @@ Status SplitMaster::update(const AdamOptions& options, const AdamStep& step,
     updater_ = {};
     if (!status.ok() || !std::exchange(missed_, false)) return status;
   }
-  join(weight);
+  try {
+    join(weight);
+  } catch (const std::exception& error) {  // the update is done: not again
+    return Status::error(Code::kInvalid, error.what());
+  }
   return {};
+}
+
+at::Tensor SplitMaster::low() {
+  std::lock_guard lock(mutex_);
+  return low_;
 }
 
 void SplitMaster::prefetch() {

@@ -50,6 +50,7 @@ class SplitMaster final : public EditWatch,
                 AdamTensors tensors, ThreadPool* pool);
 
   void prefetch();
+  at::Tensor low();  // the half, undefined while it is joined
   void before_edit(Unit& unit, std::span<std::byte> weight) override;
   bool wants_content() override;
   void before_end(Unit& unit, std::span<std::byte> weight) override;

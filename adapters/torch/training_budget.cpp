@@ -227,6 +227,7 @@ void check_first_update(const at::Tensor& parameter, bool split) {
 
 void check_training(Manager& manager, const TrainingPlan& plan) {
   if (manager.closed()) return;
+  manager.settle();  // gradients of updates that wait would count as well
   Budgets budgets = budgets_of(manager, plan);
   if (budgets.each.empty()) return;
   throw_if_error(check_memory(manager, budgets, plan.waiting));

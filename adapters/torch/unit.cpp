@@ -12,6 +12,7 @@
 #include "adapters/torch/audit.h"
 #include "adapters/torch/error.h"
 #include "adapters/torch/keys.h"
+#include "adapters/torch/later_update.h"
 #include "adapters/torch/manager.h"
 #include "src/base/align.h"
 #include "zinf/log.h"
@@ -266,8 +267,51 @@ void Unit::detach(c10::StorageImpl* storage) {
   arm(storage);
 }
 
+void Unit::put_off(const std::shared_ptr<LaterUpdate>& later, bool owns) {
+  {
+    std::lock_guard known(known_mutex_);
+    later_ = later;
+    if (owns) own_later_ = later;
+    has_later_ = true;
+  }
+  // Who reads through a pointer must fault again.
+  std::lock_guard lock(mutex_);
+  sentinel_.clear();
+}
+
+void Unit::settle() {
+  if (!has_later_ || in_forked_child()) return;
+  std::shared_ptr<LaterUpdate> later;
+  {
+    std::lock_guard lock(known_mutex_);
+    later = later_.lock();
+  }
+  if (later != nullptr && !later->run()) return;
+  std::lock_guard lock(known_mutex_);
+  if (later_.lock() != later) return;  // another one came meanwhile
+  own_later_.reset();                  // not the last reference
+  has_later_ = false;
+}
+
+Status Unit::settled() {
+  try {
+    settle();
+  } catch (const Error& error) {
+    return Status::error(error.code(), error.what());
+  } catch (const std::exception& error) {  // a language's own BudgetError
+    return Status::error(Code::kOverBudget, error.what());
+  }
+  return {};
+}
+
+bool Unit::seen_from_outside() {
+  std::lock_guard lock(mutex_);
+  return escaped_;
+}
+
 void Unit::pin(c10::StorageImpl* storage, Use use) {
   check_usable();
+  settle();
   retain();
   std::lock_guard lock(mutex_);
   try {
@@ -403,6 +447,7 @@ bool Unit::used_elsewhere(c10::StorageImpl& storage, std::size_t ours) {
 
 void Unit::escape(c10::StorageImpl* storage) {
   check_usable();
+  settle();
   std::lock_guard lock(mutex_);
   ++manager_->escapes;
   if (inside_operator()) {
@@ -451,8 +496,8 @@ Status Unit::release(c10::StorageImpl* storage) {
                          name() + " cannot be released in a forked child");
   }
   retain();
-  Status status;
-  {
+  Status status = settled();
+  if (status.ok()) {
     std::lock_guard lock(mutex_);
     if (of(storage) == this) {
       Result<Pin> pin = residency_.pin(state_, Use::kRead);
@@ -507,6 +552,7 @@ bool Unit::serve_fault() {
   };
   if (!device_.is_cpu()) return refuse("it is on a device");
   if (in_forked_child()) return refuse("this is a forked child");
+  Status status = settled();
   std::lock_guard lock(mutex_);
   if (sentinel_.has_copy()) return true;  // another thread was faster
   if (consumed_) return serve_nothing("the update inside backward has used it");
@@ -514,7 +560,8 @@ bool Unit::serve_fault() {
     ++manager_->violations;
     report_violation(name());
   }
-  Result<Pin> pin = residency_.pin(state_, Use::kRead);
+  Result<Pin> pin =
+      status.ok() ? residency_.pin(state_, Use::kRead) : Result<Pin>(status);
   if (!pin.ok()) {
     // From here on everything raises: nobody shall compute with that.
     manager_->fail(pin.status().text());

@@ -33,6 +33,7 @@
 
 namespace zinf {
 
+class LaterUpdate;
 class Manager;
 class Unit;
 
@@ -123,6 +124,13 @@ class Unit final : public FaultServer {
   // the storage through `tensor`, has pinned it once.
   bool escaped(const at::TensorBase& tensor);
 
+  // Its content waits for this update; `owns` for the weight of it.
+  void put_off(const std::shared_ptr<LaterUpdate>& later, bool owns);
+  // Does what was put off for it. Every use begins so, before locks are taken.
+  void settle();
+  // Whether somebody may have its address, or had it until a moment ago.
+  bool seen_from_outside();
+
   void tell_end();  // to the watch, while the content is still there
   void forget();    // the last thing before the end
   void prefetch();
@@ -171,6 +179,7 @@ class Unit final : public FaultServer {
   bool knows(const at::TensorBase& tensor);
   // Whether others than the known tensors, and `ours` here, use the storage.
   bool used_elsewhere(c10::StorageImpl& storage, std::size_t ours);
+  Status settled();  // settle(), where nothing may be thrown
   void note_content();
   void check_content();
   void let_go(c10::StorageImpl* storage);
@@ -192,6 +201,9 @@ class Unit final : public FaultServer {
 
   std::mutex known_mutex_;  // nothing is locked under it
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> known_;
+  std::weak_ptr<LaterUpdate> later_;
+  std::shared_ptr<LaterUpdate> own_later_;
+  std::atomic<bool> has_later_ = false;
 
   // Below: the mutex, or for leaving(), which only happens while nobody has it
   // pinned, the tier's lock. It is held while content comes from a disk.

@@ -96,7 +96,7 @@ AdamItem item_of(const at::Tensor& parameter, const py::dict& state) {
 
 void py_adam_update_all(const std::vector<Item>& items,
                         const AdamOptions& options, float inverse_scale,
-                        float clip, ThreadPool* pool) {
+                        float clip, bool may_wait) {
   std::vector<AdamItem> all;
   std::vector<float*> steps;  // in the dictionaries, which the caller holds
   for (const auto& [parameter, state] : items) {
@@ -104,7 +104,7 @@ void py_adam_update_all(const std::vector<Item>& items,
     steps.push_back(step_in(state));
   }
   py::gil_scoped_release release;
-  throw_if_error(adam_update_all(options, inverse_scale, clip, all, pool));
+  throw_if_error(adam_update_all(options, inverse_scale, clip, all, may_wait));
   for (float* step : steps) *step += 1;
 }
 
@@ -163,10 +163,11 @@ void bind_adam(py::module_& module) {
              py::arg("sum_squares") = false);
 
   module.def("adam_update_all", py_adam_update_all,
-             "AdamW on many parameters; items are (parameter, its state).",
+             "AdamW on many parameters; items are (parameter, its state). With "
+             "may_wait some are updated when they are used next.",
              py::arg("items"), py::arg("options"), py::kw_only(),
              py::arg("inverse_scale") = 1.0F, py::arg("clip") = 1.0F,
-             py::arg("pool") = py::none());
+             py::arg("may_wait") = false);
 
   module.def(
       "sum_of_squares",

@@ -77,6 +77,7 @@ py::dict stats_of(Manager& manager) {
   dict["host_peak_bytes"] = stats.host_peak_bytes;
   dict["host_peak_activation_bytes"] = stats.host_peak_activation_bytes;
   dict["host_peak_unit_bytes"] = stats.host_peak_unit_bytes;
+  dict["updates_waiting"] = stats.updates_waiting;
   dict["intercepted"] = stats.intercepted;
   dict["escapes"] = stats.escapes;
   dict["faults"] = stats.faults;
@@ -133,6 +134,7 @@ void bind_engine(py::module_& module) {
           "close", [](Manager& self) { close_manager(self); }, Released())
       .def("fail", &Manager::fail)
       .def("heal", &Manager::heal)
+      .def("abandon_updates", &Manager::abandon_updates, Released())
       .def(
           "check_training",
           [](Manager& self, const std::vector<at::Tensor>& parameters,

@@ -111,5 +111,5 @@ class BackwardUpdate:
     def _update(self, optimizer: AdamW, parameter: torch.Tensor) -> None:
         index = self._group_of[parameter]
         options = self._passes.begin_update(index, optimizer._options(optimizer.param_groups[index]))
-        optimizer._update([parameter], options, 1.0, 1.0)
+        optimizer._update([parameter], options)
         self._passes.end_update(parameter)

@@ -68,6 +68,7 @@ def load(
     with _unfinished(path, manager, optimizers):
         # What could not be read or written before is whole again when it was replaced: so nothing here may
         # need old content, a weight that of its master neither.
+        manager.abandon_updates()
         for optimizer in optimizers:
             for parameter, state in optimizer.state.items():
                 _renewed(parameter, state.get("master"))

@@ -228,6 +228,10 @@ class Engine:
             raise ValueError(f'only is {only!r}, must be "weights" or None')
         load = checkpoint.load if only is None else checkpoint.load_weights
         failure = self._manager.heal()
+        if failure and only == "weights":
+            self._manager.abandon_updates()
+            for optimizer in self._optimizers():
+                optimizer._failure = optimizer._failure or failure  # its states may be of an older step
         try:
             return load(os.fspath(path), self._manager, self._roots(), self._optimizers())
         except BaseException:

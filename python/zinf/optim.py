@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -16,11 +15,6 @@ from zinf.engine import engine_of_manager, note_optimizer
 
 _TYPES = (torch.float32, *NARROW)
 _OPTIONS = ("max_grad_norm", "master", "update", "micro_batches", "_failure")  # in copies
-
-
-@functools.cache
-def _pool(threads: int) -> Any:
-    return _C.ThreadPool(threads)
 
 
 class AdamW(torch.optim.Optimizer):
@@ -181,7 +175,7 @@ class AdamW(torch.optim.Optimizer):
         clip = self._clip_factor([parameter.grad for parameter in updated], inverse_scale)
         try:
             for parameters, its_options in zip(groups, options, strict=True):
-                self._update(parameters, its_options, inverse_scale, clip)
+                self._update(parameters, its_options, inverse_scale, clip, may_wait=True)
         except Exception as error:
             self._failure = str(error)
             raise
@@ -247,14 +241,19 @@ class AdamW(torch.optim.Optimizer):
             del state["master"]  # it is its own
 
     def _update(
-        self, parameters: list[torch.Tensor], options: _C.AdamOptions, inverse_scale: float, clip: float
+        self,
+        parameters: list[torch.Tensor],
+        options: _C.AdamOptions,
+        inverse_scale: float = 1.0,
+        clip: float = 1.0,
+        may_wait: bool = False,
     ) -> None:
         _C.adam_update_all(
             [(parameter, self.state[parameter]) for parameter in parameters],
             options,
             inverse_scale=inverse_scale,
             clip=clip,
-            pool=_pool(torch.get_num_threads()),
+            may_wait=may_wait,
         )
 
     @staticmethod

@@ -141,16 +141,6 @@ void prepare_state(AdamW& optimizer, const at::Tensor& parameter) {
   if (is_narrow(parameter)) set_master(optimizer, *state, parameter, {});
 }
 
-ThreadPool* pool_of(AdamWImpl& impl) {
-  int threads = at::get_num_threads();
-  if (impl.pool == nullptr || impl.pool->threads() != threads) {
-    Result<std::unique_ptr<ThreadPool>> made = ThreadPool::create(threads);
-    throw_if_error(made.status());
-    impl.pool = std::move(made).value();
-  }
-  return impl.pool.get();
-}
-
 }  // namespace
 
 bool is_split(const AdamW& optimizer) {
@@ -201,7 +191,8 @@ void prepare(AdamW& optimizer, const std::vector<at::Tensor>& parameters,
 }
 
 void update(AdamW& optimizer, const AdamOptions& options,
-            const std::vector<at::Tensor>& parameters, float clip) {
+            const std::vector<at::Tensor>& parameters, float clip,
+            bool may_wait) {
   std::vector<AdamItem> items;
   for (const at::Tensor& parameter : parameters) {
     AdamWState* state = find_state(optimizer, parameter);
@@ -215,8 +206,8 @@ void update(AdamW& optimizer, const AdamOptions& options,
     item.step = state->step + 1;
     items.push_back(std::move(item));
   }
-  throw_if_error(adam_update_all(options, /*inverse_scale=*/1, clip, items,
-                                 pool_of(AdamWImpl::of(optimizer))));
+  throw_if_error(
+      adam_update_all(options, /*inverse_scale=*/1, clip, items, may_wait));
   for (const at::Tensor& parameter : parameters) {
     ++find_state(optimizer, parameter)->step;
   }
@@ -293,7 +284,7 @@ torch::Tensor AdamW::step(LossClosure closure) {
   grads.clear();
   try {
     for (std::size_t i = 0; i < groups.size(); ++i) {
-      update(*this, options[i], groups[i], clip);
+      update(*this, options[i], groups[i], clip, /*may_wait=*/true);
     }
   } catch (const std::exception& error) {
     impl_->failure = error.what();

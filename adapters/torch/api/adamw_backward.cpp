@@ -20,7 +20,7 @@ void update_one(AdamW& optimizer, BackwardUpdate& backward, std::size_t group,
                 const at::Tensor& parameter) {
   AdamOptions options = backward.begin_update(
       group, adam_options(optimizer.param_groups().at(group)));
-  update(optimizer, options, {parameter}, /*clip=*/1);
+  update(optimizer, options, {parameter}, /*clip=*/1, /*may_wait=*/false);
   backward.end_update(parameter);
 }
 

@@ -34,7 +34,6 @@ struct AdamWState
 
 struct AdamWImpl {
   std::string failure;  // weights and states do not fit together any more
-  std::unique_ptr<ThreadPool> pool;
   std::shared_ptr<BackwardUpdate> backward;  // with update="backward"
   std::mutex updating;  // inside backward every device has its thread
 
@@ -63,7 +62,8 @@ void heal(AdamW& optimizer);
 void prepare(AdamW& optimizer, const std::vector<at::Tensor>& parameters,
              bool check = true);
 void update(AdamW& optimizer, const AdamOptions& options,
-            const std::vector<at::Tensor>& parameters, float clip);
+            const std::vector<at::Tensor>& parameters, float clip,
+            bool may_wait);
 
 // For engine.probe(): throws between backward and step(); after the probed step
 // it is as if there had been none.

@@ -15,6 +15,7 @@
 #include "adapters/torch/api/pickle.h"
 #include "adapters/torch/checkpoint.h"
 #include "adapters/torch/error.h"
+#include "adapters/torch/manager.h"
 #include "adapters/torch/split_master.h"
 
 namespace zinf {
@@ -337,7 +338,8 @@ std::string unfinished(const std::string& path) {
 }
 
 Loaded load_checkpoint(const std::string& path, const Models& models,
-                       const std::vector<AdamW*>& optimizers, bool& begun) {
+                       const std::vector<AdamW*>& optimizers, Manager& manager,
+                       bool& begun) {
   at::NoGradGuard no_grad;
   check_models(models);
   Opened opened = open_checkpoint(path);
@@ -367,6 +369,7 @@ Loaded load_checkpoint(const std::string& path, const Models& models,
   }
   // What could not be read or written before is whole again when it was
   // replaced: so nothing here may need old content.
+  manager.abandon_updates();
   for (AdamW* optimizer : optimizers) renew_masters(*optimizer);
   read_all(*opened.reader, tensors);
   std::vector<NamedTensor> states;
@@ -386,7 +389,8 @@ Loaded load_checkpoint(const std::string& path, const Models& models,
 }
 
 Loaded load_weights(const std::string& path, const Models& models,
-                    const std::vector<AdamW*>& optimizers, bool& begun) {
+                    const std::vector<AdamW*>& optimizers, Manager& /*manager*/,
+                    bool& begun) {
   at::NoGradGuard no_grad;
   check_models(models);
   Opened opened = open_checkpoint(path);

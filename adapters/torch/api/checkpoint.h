@@ -16,11 +16,13 @@ void save_checkpoint(const std::string& path, const Models& models,
 
 // `begun` is set when the first content is about to be changed.
 Loaded load_checkpoint(const std::string& path, const Models& models,
-                       const std::vector<AdamW*>& optimizers, bool& begun);
+                       const std::vector<AdamW*>& optimizers, Manager& manager,
+                       bool& begun);
 
 // Weights and buffers alone: what the optimizers have stays.
 Loaded load_weights(const std::string& path, const Models& models,
-                    const std::vector<AdamW*>& optimizers, bool& begun);
+                    const std::vector<AdamW*>& optimizers, Manager& manager,
+                    bool& begun);
 
 // How a load that failed after that is told.
 std::string unfinished(const std::string& path);

@@ -2,6 +2,7 @@
 
 #include <exception>
 
+#include "adapters/torch/api/adamw_impl.h"
 #include "adapters/torch/api/checkpoint.h"
 #include "adapters/torch/api/engine_impl.h"
 #include "adapters/torch/api/live.h"
@@ -70,9 +71,17 @@ Loaded Engine::load(const std::string& path, const LoadOptions& options) {
   auto load = options.only.empty() ? load_checkpoint : load_weights;
   Manager& manager = *impl_->manager();
   std::string failure = manager.heal();
+  if (!failure.empty() && options.only == "weights") {
+    manager.abandon_updates();
+    for (AdamW* optimizer : impl_->optimizers()) {
+      // Its states may be of an older step.
+      std::string& its_failure = AdamWImpl::of(*optimizer).failure;
+      if (its_failure.empty()) its_failure = failure;
+    }
+  }
   bool begun = false;
   try {
-    return load(path, impl_->models(), impl_->optimizers(), begun);
+    return load(path, impl_->models(), impl_->optimizers(), manager, begun);
   } catch (...) {
     // What is half loaded is not used, nor what had failed before.
     if (begun) failure = unfinished(path);

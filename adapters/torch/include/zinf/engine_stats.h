@@ -61,6 +61,7 @@ struct EngineStats {
   std::uint64_t host_peak_bytes = 0;
   std::uint64_t host_peak_activation_bytes = 0;  // of tensors
   std::uint64_t host_peak_unit_bytes = 0;        // of units and their buffers
+  std::uint64_t updates_waiting = 0;             // that step() has put off
   std::uint64_t intercepted = 0;  // operators on units, of the whole process
   std::uint64_t escapes = 0;      // raw pointers that were taken
   std::uint64_t faults = 0;       // reads that a fault has served
