@@ -98,6 +98,14 @@ def after_warm_up(then):
     return scenario
 
 
+def assert_same(nvme, scenario, update="step"):
+    """A scenario that begins with updates that wait gives what it gives with plain PyTorch."""
+    expected = plainly(after_warm_up(scenario))
+    with Managed(nvme, update) as run:
+        run.warm_up()
+        assert run.content(scenario) == expected
+
+
 both = pytest.mark.parametrize("update", ["step", "backward"])
 
 
@@ -141,10 +149,7 @@ def test_whoever_looks_sees_the_new_weight(nvme, look):
             step(model, optimizer, seed)
         return seen + [LOOKS[look](parameter) for parameter in model.parameters()]
 
-    expected = plainly(after_warm_up(scenario))
-    with Managed(nvme) as run:
-        run.warm_up()
-        assert run.content(scenario) == expected
+    assert_same(nvme, scenario)
 
 
 def test_states_that_were_read_through_a_pointer(nvme):
@@ -156,10 +161,7 @@ def test_states_that_were_read_through_a_pointer(nvme):
         step(model, optimizer, 7)
         return first + scenario(model, optimizer)
 
-    expected = plainly(after_warm_up(twice))
-    with Managed(nvme) as run:
-        run.warm_up()
-        assert run.content(twice) == expected
+    assert_same(nvme, twice)
 
 
 def test_new_data_in_place_of_a_weight_or_a_gradient(nvme):
@@ -176,10 +178,7 @@ def test_new_data_in_place_of_a_weight_or_a_gradient(nvme):
         optimizer.zero_grad()
         return [*model.parameters(), *[state["exp_avg"] for state in optimizer.state.values()]]
 
-    expected = plainly(after_warm_up(scenario))
-    with Managed(nvme) as run:
-        run.warm_up()
-        assert run.content(scenario) == expected
+    assert_same(nvme, scenario)
 
 
 def test_two_parameters_with_one_gradient(nvme):
@@ -238,10 +237,7 @@ def test_the_optimizer_s_states_are_the_new_ones(nvme, update):
         states = optimizer.state_dict()["state"]
         return [states[index][name] for index in sorted(states) for name in ("step", "exp_avg", "exp_avg_sq")]
 
-    expected = plainly(after_warm_up(scenario))
-    with Managed(nvme, update) as run:
-        run.warm_up()
-        assert run.content(scenario) == expected
+    assert_same(nvme, scenario, update)
 
 
 @both
@@ -272,10 +268,7 @@ def test_gradients_that_stay_are_zeroed_afterwards(nvme):
             step(model, optimizer, seed, set_to_none=False)
         return [*model.parameters(), *[parameter.grad for parameter in model.parameters()]]
 
-    expected = plainly(after_warm_up(scenario))
-    with Managed(nvme) as run:
-        run.warm_up()
-        assert run.content(scenario) == expected
+    assert_same(nvme, scenario)
 
 
 @both
@@ -286,10 +279,7 @@ def test_edits_come_after_the_update(nvme, update):
                 parameter.mul_(0.5)
         return steps(WARM, 5)(model, optimizer)
 
-    expected = plainly(after_warm_up(scenario))
-    with Managed(nvme, update) as run:
-        run.warm_up()
-        assert run.content(scenario) == expected
+    assert_same(nvme, scenario, update)
 
 
 @both

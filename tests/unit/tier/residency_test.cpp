@@ -168,6 +168,15 @@ class ResidencyTest : public testing::Test {
     }
     return testing::AssertionFailure() << "other bytes";
   }
+  // Each holds its number.
+  std::vector<StateRef> add_filled(int count) {
+    std::vector<StateRef> refs;
+    for (int i = 0; i < count; ++i) {
+      refs.push_back(add(std::to_string(i)));
+      fill(refs.back(), i);
+    }
+    return refs;
+  }
   StateRef add_absent(const std::string& unit, int value) {
     StateRef ref = add(unit);
     fill(ref, value);
@@ -364,11 +373,7 @@ TEST_F(ResidencyTest, MoreStatesThanMemoryAreServedInTurn) {
 }
 
 TEST_F(ResidencyTest, TheLongestUnusedGoesFirst) {
-  std::vector<StateRef> refs;
-  for (int i = 0; i < 4; ++i) {
-    refs.push_back(add(std::to_string(i)));
-    fill(refs.back(), i);
-  }
+  std::vector<StateRef> refs = add_filled(4);
   ASSERT_TRUE(states_.flush().ok());
   EXPECT_TRUE(holds(refs[0], 0));
   EXPECT_EQ(states_.make_room(2 * kBytes), 2 * kBytes);
@@ -379,11 +384,7 @@ TEST_F(ResidencyTest, TheLongestUnusedGoesFirst) {
 }
 
 TEST_F(ResidencyTest, WhatIsUsedLastGoesFirstWhereThatIsKnown) {
-  std::vector<StateRef> refs;
-  for (int i = 0; i < 4; ++i) {
-    refs.push_back(add(std::to_string(i)));
-    fill(refs.back(), i);
-  }
+  std::vector<StateRef> refs = add_filled(4);
   ASSERT_TRUE(states_.flush().ok());
   const std::vector<std::uint64_t> next = {8, 20, 5, 12};
   for (int i = 0; i < 4; ++i) states_.expect(refs[i], 1, next[i]);
@@ -395,11 +396,7 @@ TEST_F(ResidencyTest, WhatIsUsedLastGoesFirstWhereThatIsKnown) {
 }
 
 TEST_F(ResidencyTest, WhoMakesRoomHasTheNextWrittenMeanwhile) {
-  std::vector<StateRef> refs;
-  for (int i = 0; i < 4; ++i) {
-    refs.push_back(add(std::to_string(i)));
-    fill(refs.back(), i);
-  }
+  std::vector<StateRef> refs = add_filled(4);
   EXPECT_EQ(states_.make_room(kBytes), kBytes);
   EXPECT_EQ(states_.stats().writes, 4u);
   EXPECT_EQ(states_.stats().drops, 1u);
@@ -564,11 +561,7 @@ TEST_F(ResidencyTest, OnlyAFewStatesOfHomesAwayStayAfterTheirPins) {
 
 TEST_F(ResidencyTest, APrefetchNeverMakesRoom) {
   StateRef ref = add_absent("a", 1);
-  std::vector<StateRef> refs;
-  for (int i = 0; i < 4; ++i) {
-    refs.push_back(add(std::to_string(i)));
-    fill(refs.back(), i);
-  }
+  std::vector<StateRef> refs = add_filled(4);
   states_.prefetch(ref);
   EXPECT_EQ(states_.place(ref), kAbsent);
   EXPECT_TRUE(holds(ref, 1)) << "a pin does";
