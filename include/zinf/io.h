@@ -185,6 +185,7 @@ struct Stats {
   std::uint64_t bytes_written = 0;
   std::uint64_t blocks = 0;           // transfers given to the back end
   std::uint64_t buffered_blocks = 0;  // of these, through the page cache
+  std::uint64_t joined = 0;           // requests that went with a neighbour's
   std::uint64_t continued = 0;        // short transfers that were continued
   std::uint64_t retried = 0;          // EINTR and EAGAIN
   std::uint64_t turns = 0;            // of the queue's thread
@@ -192,6 +193,24 @@ struct Stats {
   std::uint64_t read_ns = 0;
   std::uint64_t write_ns = 0;
   std::uint64_t cpu_ns = 0;  // of the queue's thread
+};
+
+// While one lives, small requests of its thread (below Options::block_bytes),
+// to every Io, are held back and begin together at its end: neighbours in a
+// file become one transfer. It holds nobody up: a wait for any request of the
+// Io, on any thread, lets them go, and so do syncs of others, drain(), the
+// close of a file and shutdown(). One inside another does nothing. Ends on the
+// thread that made it.
+class Plug {
+ public:
+  Plug();
+  ~Plug();
+  Plug(const Plug&) = delete;
+  Plug& operator=(const Plug&) = delete;
+
+ private:
+  friend class detail::Pump;
+  std::vector<std::shared_ptr<detail::Pump>> pumps_;  // that hold some
 };
 
 // Thread-safe.

@@ -5,6 +5,8 @@
 // pump's thread.
 #pragma once
 
+#include <sys/uio.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +31,9 @@ struct RawOp {
   std::uint64_t offset = 0;
   std::byte* data = nullptr;
   std::size_t bytes = 0;
+  // Where memory is in several pieces: all of them, in the order of the file.
+  // Else empty.
+  std::vector<iovec> pieces;
   std::int64_t result = 0;  // set by the driver: bytes moved, or -errno
 };
 

@@ -68,9 +68,12 @@ class FaultDriver final : public Driver {
       ready_.push_back(op);
       return;
     }
-    altered_[op] = {*fault, op->bytes, op->direct};
+    altered_[op] = {*fault, op->bytes, op->direct, op->pieces};
     bool halved = fault->kind != Fault::Kind::kDelay && op->bytes > 1;
-    if (halved) {
+    if (halved && !op->pieces.empty()) {
+      op->bytes = op->pieces.front().iov_len;
+      op->pieces.clear();
+    } else if (halved) {
       op->bytes /= 2;
       op->direct = false;  // half of a block may not be aligned
     }
@@ -106,6 +109,7 @@ class FaultDriver final : public Driver {
     Fault fault;
     std::size_t bytes;
     bool direct;
+    std::vector<iovec> pieces;
   };
   struct Held {
     RawOp* op;
@@ -170,10 +174,11 @@ class FaultDriver final : public Driver {
   void settle(RawOp* op) {
     auto found = altered_.find(op);
     if (found == altered_.end()) return finish(op, {});
-    Altered altered = found->second;
+    Altered altered = std::move(found->second);
     altered_.erase(found);
     op->bytes = altered.bytes;
     op->direct = altered.direct;
+    op->pieces = std::move(altered.pieces);
     if (altered.fault.kind == Fault::Kind::kTorn) {
       op->result = -altered.fault.errnum;
     }

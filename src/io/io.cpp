@@ -187,6 +187,9 @@ void Registration::release() {
   slots_.clear();
 }
 
+Plug::Plug() { detail::Pump::begin_plug(this); }
+Plug::~Plug() { detail::Pump::end_plug(this); }
+
 Result<std::unique_ptr<Io>> Io::create(const Options& options) {
   ZINF_ASSIGN(auto pump, detail::Pump::create(options));
   return std::unique_ptr<Io>(new Io(std::move(pump)));

@@ -1,15 +1,19 @@
 #include "src/io/pump.h"
 
+#include <limits.h>
 #include <pthread.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <future>
+#include <iterator>
+#include <memory>
+#include <utility>
 
 #include "src/base/align.h"
 #include "src/base/check.h"
+#include "src/base/cpu_time.h"
 #include "src/base/start_thread.h"
 #include "src/base/strf.h"
 #include "zinf/bytes.h"
@@ -45,6 +49,8 @@ bool aligned(const RawOp& op) {
          is_aligned(op.data, File::kAlignment);
 }
 
+thread_local Plug* plug_here = nullptr;  // of this thread, if it has one
+
 }  // namespace
 
 void RequestState::finish(Status outcome) {
@@ -56,6 +62,7 @@ void RequestState::finish(Status outcome) {
 
 void RequestState::wait() const {
   awaited.store(true, std::memory_order_relaxed);
+  if (done.load(std::memory_order_acquire) == 0) file->pump->let_go();
   done.wait(0, std::memory_order_acquire);
 }
 
@@ -133,6 +140,7 @@ Stats Pump::stats() const {
           .bytes_written = counters_.bytes_written,
           .blocks = counters_.blocks,
           .buffered_blocks = counters_.buffered_blocks,
+          .joined = counters_.joined,
           .continued = counters_.continued,
           .retried = counters_.retried,
           .turns = counters_.turns,
@@ -149,7 +157,39 @@ void Pump::submit(std::shared_ptr<RequestState> request) {
   }
   ++pending_;
   ++request->file->pending;
+  if (plug_here != nullptr && draining_ == 0 &&
+      request->bytes < options_.block_bytes) {
+    auto& pumps = plug_here->pumps_;
+    if (std::ranges::find(pumps, request->file->pump) == pumps.end()) {
+      pumps.push_back(request->file->pump);
+    }
+    held_.push_back(std::move(request));
+    return;
+  }
+  if (request->operation == Operation::kSync) let_go_locked();
   incoming_.push_back(std::move(request));
+  wake_locked();
+}
+
+void Pump::begin_plug(Plug* plug) {
+  if (plug_here == nullptr) plug_here = plug;
+}
+
+void Pump::end_plug(Plug* plug) {
+  if (plug_here != plug) return;
+  plug_here = nullptr;
+  for (const auto& pump : plug->pumps_) pump->let_go();
+}
+
+void Pump::let_go() {
+  MutexLock lock(mutex_);
+  if (!stopping_) let_go_locked();
+}
+
+void Pump::let_go_locked() {
+  if (held_.empty()) return;
+  std::ranges::move(held_, std::back_inserter(incoming_));
+  held_.clear();
   wake_locked();
 }
 
@@ -160,13 +200,18 @@ void Pump::wake_locked() {
 
 void Pump::drain() {
   MutexLock lock(mutex_);
+  let_go_locked();
+  ++draining_;
   while (pending_ > 0) idle_.wait(mutex_);
+  --draining_;
 }
 
 void Pump::shutdown() {
   {
     MutexLock lock(mutex_);
-    if (std::exchange(stopping_, true)) return;
+    if (stopping_) return;
+    let_go_locked();
+    stopping_ = true;
     wake_locked();
   }
   thread_.join();
@@ -197,6 +242,7 @@ Result<OpenedFile> Pump::open(const std::string& path,
 }
 
 void Pump::close(FileState& file) {
+  let_go();
   for (int left = file.pending; left > 0; left = file.pending) {
     file.pending.wait(left);
   }
@@ -276,7 +322,7 @@ void Pump::run() {
     bool stopping = take_incoming();
     if (stopping) cancel_queue();
     issue_blocks();
-    note_cpu();
+    counters_.cpu_ns = thread_cpu_ns();
     if (stopping && free_blocks_.size() == blocks_.size()) break;
     collect();
   }
@@ -346,6 +392,9 @@ Pump::Queue& Pump::next_queue() {
 
 void Pump::issue_blocks() {
   note_time();
+  for (; !free_blocks_.empty() && !apart_.empty(); apart_.pop_front()) {
+    start_block(block_for(std::move(apart_.front())));
+  }
   while (!free_blocks_.empty() && (!reads_.empty() || !others_.empty())) {
     Queue& queue = next_queue();
     std::shared_ptr<RequestState> request = queue.front();
@@ -355,8 +404,11 @@ void Pump::issue_blocks() {
       if (request->blocks == 0) end_request(request);
       continue;
     }
-    issue(request);
+    Part part = take_part(request);
     if (request->issued == request->bytes) queue.pop_front();
+    Block* block = block_for(std::move(part));
+    join_neighbours(*block, queue);
+    start_block(block);
   }
 }
 
@@ -369,40 +421,83 @@ void Pump::note_time() {
   noted_ = now;
 }
 
-void Pump::note_cpu() {
-  timespec used{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
-  counters_.cpu_ns = static_cast<std::uint64_t>(used.tv_sec) * 1'000'000'000 +
-                     static_cast<std::uint64_t>(used.tv_nsec);
-}
-
-void Pump::issue(std::shared_ptr<RequestState> request) {
-  Block* block = free_blocks_.back();
-  free_blocks_.pop_back();
+Pump::Part Pump::take_part(const std::shared_ptr<RequestState>& request) {
   RequestState& from = *request;
-  block->kind = from.operation;
-  block->file = from.file->opened.file;
-  block->offset = from.offset + from.issued;
-  block->data = from.data + from.issued;
-  block->bytes =
-      from.operation == Operation::kSync
-          ? 0
-          : next_block_bytes(block->offset, block->data,
-                             from.bytes - from.issued, options_.block_bytes);
-  block->wanted = block->bytes;
-  block->begin = block->offset;
-  block->retries = 0;
-  from.issued += block->bytes;
+  Part part{.request = request,
+            .offset = from.offset + from.issued,
+            .data = from.data + from.issued};
+  if (from.operation != Operation::kSync) {
+    part.bytes = next_block_bytes(
+        part.offset, part.data, from.bytes - from.issued, options_.block_bytes);
+  }
+  from.issued += part.bytes;
   ++from.blocks;
   if (from.operation == Operation::kRead) ++num_reading_;
   if (from.operation == Operation::kWrite) ++num_writing_;
-  block->request = std::move(request);
-  start_block(block);
+  return part;
+}
+
+Pump::Block* Pump::block_for(Part part) {
+  Block* block = free_blocks_.back();
+  free_blocks_.pop_back();
+  const RequestState& from = *part.request;
+  block->kind = from.operation;
+  block->file = from.file->opened.file;
+  block->offset = block->begin = part.offset;
+  block->data = part.data;
+  block->bytes = block->wanted = part.bytes;
+  block->retries = 0;
+  block->parts.push_back(std::move(part));
+  return block;
+}
+
+bool Pump::is_neighbour(const RequestState& request, const Block& block) const {
+  if (request.operation != block.kind || request.issued > 0 ||
+      request.bytes + block.bytes > options_.block_bytes ||
+      request.file.get() != &block.of() || !request.status.ok()) {
+    return false;
+  }
+  bool adjacent = request.offset == block.offset + block.bytes ||
+                  request.offset + request.bytes == block.offset;
+  return adjacent && request.bytes % File::kAlignment == 0 &&
+         is_aligned(request.data, File::kAlignment);
+}
+
+void Pump::join_neighbours(Block& block, Queue& queue) {
+  constexpr std::size_t kLook = 64;
+  if (!block.of().opened.direct || !aligned(block)) return;
+  while (block.bytes > 0 && block.bytes < options_.block_bytes &&
+         block.parts.size() < IOV_MAX) {
+    auto end = queue.begin() +
+               static_cast<std::ptrdiff_t>(std::min(queue.size(), kLook));
+    auto found = std::find_if(queue.begin(), end, [&](const auto& request) {
+      return is_neighbour(*request, block);
+    });
+    if (found == end) break;
+    Part part = take_part(*found);
+    queue.erase(found);
+    block.bytes += part.bytes;
+    if (part.offset > block.offset) {
+      block.parts.push_back(std::move(part));
+    } else {
+      block.offset = part.offset;
+      block.data = part.data;
+      block.parts.insert(block.parts.begin(), std::move(part));
+    }
+    ++counters_.joined;
+  }
+  if (!block.joined()) return;
+  block.begin = block.offset;
+  block.wanted = block.bytes;
+  for (const Part& part : block.parts) {
+    block.pieces.push_back({part.data, part.bytes});
+  }
 }
 
 void Pump::start_block(Block* block) {
-  block->direct = block->request->file->opened.direct && aligned(*block);
-  block->slot = slot_of(block->data, block->bytes);
+  block->direct =
+      block->of().opened.direct && (block->joined() || aligned(*block));
+  block->slot = block->joined() ? -1 : slot_of(block->data, block->bytes);
   ++counters_.blocks;
   if (!block->direct && block->bytes > 0) ++counters_.buffered_blocks;
   driver_->start(block);
@@ -433,8 +528,9 @@ int Pump::slot_of(const std::byte* data, std::size_t bytes) const {
 void Pump::complete(Block* block) {
   block->slot = -1;
   if (continue_block(block)) return;
-  RequestState& request = *block->request;
   bool failed = block->result < 0 || block->bytes > 0;
+  if (failed && block->joined()) return set_apart(block);
+  RequestState& request = *block->parts.front().request;
   // The first error stands; a shutdown's cancellation counts as one.
   if (failed && request.status.ok()) {
     Transfer transfer{
@@ -474,21 +570,35 @@ bool Pump::continue_block(Block* block) {
   block->data += moved;
   block->bytes -= moved;
   block->retries = 0;
-  if (block->bytes == 0) return false;
+  if (block->bytes == 0 || block->joined()) return false;
   ++counters_.continued;
   start_block(block);
   return true;
 }
 
-void Pump::end_block(Block* block) {
-  std::shared_ptr<RequestState> request = std::move(block->request);
+// Some of it may have been moved: it is moved again.
+void Pump::set_apart(Block* block) {
+  for (Part& part : block->parts) apart_.push_back(std::move(part));
+  block->parts.clear();
+  block->pieces.clear();
   free_blocks_.push_back(block);
-  if (request->operation == Operation::kRead) --num_reading_;
-  if (request->operation == Operation::kWrite) --num_writing_;
-  --request->blocks;
-  bool all_issued = request->issued == request->bytes;
+}
+
+void Pump::end_block(Block* block) {
+  std::vector<Part> parts = std::exchange(block->parts, {});
+  block->pieces.clear();
+  free_blocks_.push_back(block);
+  for (const Part& part : parts) end_part(part);
+}
+
+void Pump::end_part(const Part& part) {
+  RequestState& request = *part.request;
+  if (request.operation == Operation::kRead) --num_reading_;
+  if (request.operation == Operation::kWrite) --num_writing_;
+  --request.blocks;
+  bool all_issued = request.issued == request.bytes;
   // A failed request that is still queued is ended by issue_blocks().
-  if (request->blocks == 0 && all_issued) end_request(request);
+  if (request.blocks == 0 && all_issued) end_request(part.request);
 }
 
 void Pump::end_request(const std::shared_ptr<RequestState>& request) {

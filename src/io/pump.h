@@ -5,7 +5,9 @@
 // it to a queue, issues its blocks in order as places become free, and when its
 // last block is back stores the outcome and wakes whoever waits. Reads have a
 // queue of their own, and the queues take turns; what somebody waits for goes
-// first, before whatever was asked for ahead of need.
+// first, before whatever was asked for ahead of need. Small neighbours in the
+// file that wait in the same queue are joined to one block; when that does not
+// go through as a whole, each of them is tried by itself.
 #pragma once
 
 #include <atomic>
@@ -13,6 +15,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <unordered_set>
@@ -42,7 +45,7 @@ struct RequestState {
 
   // The pump's thread only.
   std::size_t issued = 0;  // bytes handed out in blocks
-  int blocks = 0;          // with the driver
+  int blocks = 0;          // parts with the driver, or about to be
   int blocked_by = 0;      // a sync: earlier writes that are not done
   std::vector<std::shared_ptr<RequestState>> syncs;  // that wait for this write
 
@@ -69,6 +72,10 @@ class Pump {
   Stats stats() const;
 
   void submit(std::shared_ptr<RequestState> request);
+  // A Plug of this thread; at its end, or before, what it holds back begins.
+  static void begin_plug(Plug* plug);
+  static void end_plug(Plug* plug);
+  void let_go();
   void drain();
   void shutdown();
 
@@ -80,11 +87,21 @@ class Pump {
   void unregister_memory(const std::vector<int>& slots);
 
  private:
-  struct Block : RawOp {
+  // What a block moves for a request.
+  struct Part {
     std::shared_ptr<RequestState> request;
-    std::size_t wanted = 0;  // of the whole block; offset and data move on
+    std::uint64_t offset = 0;
+    std::byte* data = nullptr;
+    std::size_t bytes = 0;
+  };
+  struct Block : RawOp {
+    std::vector<Part> parts;  // in the order of the file
+    std::size_t wanted = 0;   // of the whole block; offset and data move on
     std::uint64_t begin = 0;
     int retries = 0;
+
+    bool joined() const { return parts.size() > 1; }
+    const FileState& of() const { return *parts.front().request->file; }
   };
   struct Retry {
     Block* block;
@@ -103,6 +120,7 @@ class Pump {
   void run();
   bool call(const std::function<void()>& action);
   void wake_locked() ZINF_REQUIRES(mutex_);
+  void let_go_locked() ZINF_REQUIRES(mutex_);
 
   // On the pump's thread.
   void collect();
@@ -114,14 +132,19 @@ class Pump {
   // Puts what is to be issued next at the front of its queue.
   Queue& next_queue();
   void issue_blocks();
-  void issue(std::shared_ptr<RequestState> request);
+  // The next part of a request that has one.
+  Part take_part(const std::shared_ptr<RequestState>& request);
+  Block* block_for(Part part);  // not started yet
+  void join_neighbours(Block& block, Queue& queue);
+  bool is_neighbour(const RequestState& request, const Block& block) const;
   void note_time();
-  void note_cpu();
   void start_block(Block* block);
   std::chrono::nanoseconds start_due_retries();
   void complete(Block* block);
   bool continue_block(Block* block);
+  void set_apart(Block* block);
   void end_block(Block* block);
+  void end_part(const Part& part);
   void end_request(const std::shared_ptr<RequestState>& request);
   void cancel_queue();
   int slot_of(const std::byte* data, std::size_t bytes) const;
@@ -134,8 +157,9 @@ class Pump {
 
   // The pump's thread only.
   std::unique_ptr<Driver> driver_;
-  Queue reads_;   // with blocks to issue
-  Queue others_;  // the same
+  Queue reads_;             // with blocks to issue
+  Queue others_;            // the same
+  std::deque<Part> apart_;  // of blocks that were joined in vain
   bool read_last_ = false;
   int num_reading_ = 0;  // blocks with the driver
   int num_writing_ = 0;
@@ -151,6 +175,7 @@ class Pump {
     std::atomic<std::uint64_t> bytes_read = 0;
     std::atomic<std::uint64_t> bytes_written = 0;
     std::atomic<std::uint64_t> blocks = 0;
+    std::atomic<std::uint64_t> joined = 0;
     std::atomic<std::uint64_t> buffered_blocks = 0;
     std::atomic<std::uint64_t> continued = 0;
     std::atomic<std::uint64_t> retried = 0;
@@ -164,6 +189,8 @@ class Pump {
   mutable Mutex mutex_;
   CondVar idle_;
   std::vector<std::shared_ptr<RequestState>> incoming_ ZINF_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<RequestState>> held_ ZINF_GUARDED_BY(mutex_);
+  int draining_ ZINF_GUARDED_BY(mutex_) = 0;  // threads in drain()
   std::vector<std::function<void()>> actions_ ZINF_GUARDED_BY(mutex_);
   std::size_t pending_ ZINF_GUARDED_BY(mutex_) = 0;  // submitted, not done
   bool sleeping_ ZINF_GUARDED_BY(mutex_) = false;

@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <deque>
 #include <thread>
@@ -82,11 +83,14 @@ class ThreadsDriver final : public PosixDriver {
 
   static ssize_t carry_out(const RawOp& op, int fd) {
     auto offset = static_cast<off_t>(op.offset);
+    iovec whole = {op.data, op.bytes};
+    const iovec* pieces = op.pieces.empty() ? &whole : op.pieces.data();
+    auto count = static_cast<int>(std::max<std::size_t>(op.pieces.size(), 1));
     switch (op.kind) {
       case Operation::kRead:
-        return pread(fd, op.data, op.bytes, offset);
+        return preadv(fd, pieces, count, offset);
       case Operation::kWrite:
-        return pwrite(fd, op.data, op.bytes, offset);
+        return pwritev(fd, pieces, count, offset);
       case Operation::kSync:
         return fdatasync(fd);
       case Operation::kResize:

@@ -179,16 +179,21 @@ class UringDriver final : public PosixDriver {
 
   static void prepare(io_uring_sqe* sqe, const RawOp& op, int fd) {
     auto bytes = static_cast<unsigned>(op.bytes);
+    auto pieces = static_cast<unsigned>(op.pieces.size());
     switch (op.kind) {
       case Operation::kRead:
-        if (op.slot >= 0) {
+        if (pieces > 0) {
+          io_uring_prep_readv(sqe, fd, op.pieces.data(), pieces, op.offset);
+        } else if (op.slot >= 0) {
           io_uring_prep_read_fixed(sqe, fd, op.data, bytes, op.offset, op.slot);
         } else {
           io_uring_prep_read(sqe, fd, op.data, bytes, op.offset);
         }
         break;
       case Operation::kWrite:
-        if (op.slot >= 0) {
+        if (pieces > 0) {
+          io_uring_prep_writev(sqe, fd, op.pieces.data(), pieces, op.offset);
+        } else if (op.slot >= 0) {
           io_uring_prep_write_fixed(sqe, fd, op.data, bytes, op.offset,
                                     op.slot);
         } else {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <optional>
 #include <thread>
 
 #include "src/base/align.h"
@@ -237,6 +238,178 @@ TEST_P(IoConformance, WhatSomebodyWaitsForGoesFirst) {
   ASSERT_TRUE(requests.back().wait().ok());
   EXPECT_LT(std::ranges::count_if(requests, &Request::done), 10);
   ASSERT_TRUE(wait_all(requests).ok());
+}
+
+// 16 neighbours in a file, two blocks' worth, in another order and elsewhere in
+// memory.
+class Neighbours {
+ public:
+  static constexpr std::size_t kEach = 8 * kKiB;
+  static constexpr std::size_t kCount = 16;
+  static constexpr std::size_t kBytes = kEach * kCount;
+
+  std::vector<Request> write(Io& io, const File& file) {
+    return submit([&](std::size_t offset, std::span<std::byte> memory) {
+      return io.write(file, offset, memory);
+    });
+  }
+  std::vector<Request> read(Io& io, const File& file) {
+    return submit([&](std::size_t offset, std::span<std::byte> memory) {
+      return io.read(file, offset, memory);
+    });
+  }
+  Buffer& memory() { return memory_; }
+
+ private:
+  template <typename Submit>
+  std::vector<Request> submit(Submit submit) {
+    std::vector<Request> requests;
+    for (std::size_t i = 0; i < kCount; ++i) {
+      std::size_t file_place = i * 5 % kCount;
+      std::size_t memory_place = file_place * 3 % kCount;
+      requests.push_back(
+          submit(file_place * kEach,
+                 memory_.span().subspan(memory_place * kEach, kEach)));
+    }
+    return requests;
+  }
+  Buffer memory_{kBytes, 1};
+};
+
+TEST_P(IoConformance, NeighboursBecomeOneTransfer) {
+  auto io = make();
+  File file = create(*io, Neighbours::kBytes);
+  Neighbours there;
+  std::vector<Request> requests;
+  {
+    Plug plug;
+    requests = there.write(*io, file);
+  }
+  ASSERT_TRUE(wait_all(requests).ok());
+  Stats written = io->stats();
+  EXPECT_EQ(written.blocks, file.direct() ? 2u : Neighbours::kCount);
+  EXPECT_EQ(written.joined, file.direct() ? Neighbours::kCount - 2 : 0u);
+  EXPECT_EQ(written.bytes_written, Neighbours::kBytes);
+  Neighbours back;
+  back.memory().fill(2);
+  {
+    Plug plug;
+    Plug inner;
+    requests = back.read(*io, file);
+    ASSERT_TRUE(requests[3].wait().ok()) << "a wait lets them go";
+  }
+  ASSERT_TRUE(wait_all(requests).ok());
+  EXPECT_TRUE(back.memory() == there.memory());
+  EXPECT_EQ(io->stats().buffered_blocks, file.direct() ? 0u : 2 * 16u);
+}
+
+TEST_P(IoConformance, NeighboursThatFailTogetherAreTriedOneByOne) {
+  auto io =
+      make({{.kind = Fault::Kind::kShort, .on = Operation::kWrite, .nth = 1},
+            {.on = Operation::kWrite, .errnum = EINTR, .nth = 2},
+            {.on = Operation::kRead, .errnum = EIO, .nth = 1},
+            {.on = Operation::kRead, .errnum = EIO, .nth = 7}});
+  File file = create(*io, Neighbours::kBytes);
+  if (!file.direct()) GTEST_SKIP() << "nothing is joined in the page cache";
+  Neighbours there;
+  std::vector<Request> requests;
+  {
+    Plug plug;
+    requests = there.write(*io, file);
+  }
+  ASSERT_TRUE(wait_all(requests).ok());
+  Neighbours back;
+  back.memory().fill(2);
+  {
+    Plug plug;
+    requests = back.read(*io, file);
+  }
+  std::size_t failed = 0;
+  for (Request& request : requests) {
+    Status status = request.wait();
+    if (status.ok()) continue;
+    ++failed;
+    EXPECT_NE(status.text().find("wanted 8192 bytes"), std::string::npos)
+        << status.text();
+  }
+  EXPECT_EQ(failed, 1u) << "the one that failed by itself";
+  requests = back.read(*io, file);
+  ASSERT_TRUE(wait_all(requests).ok());
+  EXPECT_TRUE(back.memory() == there.memory());
+}
+
+TEST_P(IoConformance, MorePiecesThanASystemCallTakesAreSeveralTransfers) {
+  constexpr std::size_t kCount = 1100;
+  Options with = options();
+  with.block_bytes = 8 * kMiB;
+  auto io = make(with);
+  File file = create(*io, kCount * 4 * kKiB);
+  Buffer there{kCount * 4 * kKiB, 1};
+  std::vector<Request> requests;
+  {
+    Plug plug;
+    for (std::size_t i = 0; i < kCount; ++i) {
+      requests.push_back(io->write(
+          file, i * 4 * kKiB, there.span().subspan(i * 4 * kKiB, 4 * kKiB)));
+    }
+  }
+  ASSERT_TRUE(wait_all(requests).ok());
+  EXPECT_EQ(io->stats().blocks, file.direct() ? 2u : kCount);
+}
+
+TEST_P(IoConformance, LargeRequestsAndOtherThreadsAreNotHeldBack) {
+  auto io = make();
+  File file = create(*io, 2 * kMiB);
+  Buffer there{kMiB, 1};
+  Plug plug;
+  {
+    Plug inner;
+    Request large = io->write(file, 0, there.span());
+    std::thread([&] {
+      Request small = io->write(file, kMiB, there.span().first(4 * kKiB));
+      while (!small.done()) std::this_thread::yield();
+      EXPECT_TRUE(small.wait().ok());
+    }).join();
+    while (!large.done()) std::this_thread::yield();
+    ASSERT_TRUE(large.wait().ok());
+  }
+  Request held = io->write(file, 0, there.span().first(4 * kKiB));
+  EXPECT_EQ(io->stats().bytes_written, kMiB + 4 * kKiB)
+      << "the end of an inner one lets nothing go";
+  ASSERT_TRUE(held.wait().ok());
+}
+
+TEST_P(IoConformance, APlugHoldsNobodyUp) {
+  auto io = make();
+  File file = create(*io, Neighbours::kBytes);
+  Neighbours there;
+  {
+    Plug plug;
+    std::vector<Request> requests = there.write(*io, file);
+    io->drain();
+    EXPECT_TRUE(std::ranges::all_of(requests, &Request::done));
+  }
+  {
+    Plug plug;
+    std::vector<Request> requests = there.read(*io, file);
+    std::thread([&] { EXPECT_TRUE(requests[3].wait().ok()); }).join();
+    Neighbours again;
+    std::vector<Request> writes = again.write(*io, file);
+    std::thread([&] { EXPECT_TRUE(io->sync(file).wait().ok()); }).join();
+    EXPECT_TRUE(std::ranges::all_of(writes, &Request::done))
+        << "they came before the sync";
+    ASSERT_TRUE(wait_all(requests).ok());
+    ASSERT_TRUE(wait_all(writes).ok());
+  }
+  std::vector<Request> requests;
+  {
+    Plug plug;
+    requests = there.read(*io, file);
+    io->shutdown();
+  }
+  for (Request& request : requests) {
+    EXPECT_EQ(request.wait().code(), Code::kCancelled);
+  }
 }
 
 TEST_P(IoConformance, RegisteredMemoryMovesTheSameBytes) {
@@ -469,8 +642,11 @@ void check_history(Io& io, File& file, std::size_t size) {
     std::vector<std::unique_ptr<Buffer>> buffers;
     std::vector<Step> steps;
     std::vector<Request> requests;
+    std::optional<Plug> plug;
+    if (*rc::gen::arbitrary<bool>()) plug.emplace();
     for (std::size_t part = 0; part < parts; ++part) {
       bool odd = *rc::gen::inRange(0, 3) == 0;
+      bool whole = *rc::gen::arbitrary<bool>();  // a neighbour of others
       std::size_t grain = odd ? 1 : 4096;
       std::size_t begin = align_up(part * width, std::size_t{4096});
       std::size_t end = align_down((part + 1) * width, std::size_t{4096});
@@ -478,6 +654,10 @@ void check_history(Io& io, File& file, std::size_t size) {
       auto first = static_cast<std::size_t>(*rc::gen::inRange(0, grains));
       auto count = static_cast<std::size_t>(
           *rc::gen::inRange(1, grains - static_cast<int>(first) + 1));
+      if (whole) {
+        first = 0;
+        count = static_cast<std::size_t>(grains);
+      }
       Step step{begin + first * grain, count * grain,
                 odd ? static_cast<std::size_t>(*rc::gen::inRange(0, 100)) : 0,
                 *rc::gen::arbitrary<bool>()};
