@@ -1,6 +1,5 @@
 #include "adapters/torch/adam.h"
 
-#include <ATen/Version.h>
 #include <ATen/ops/empty_like.h>
 
 #include <string>
@@ -115,9 +114,10 @@ Status adam_update_item(const AdamOptions& options, const AdamStep& step,
   return {};
 }
 
+// On a CPU with AVX-512 too: torch has no AVX-512 variant of its fused Adam,
+// and takes the one for AVX2.
 std::size_t torch_remainder(std::size_t numel) {
-  static const std::size_t kLanes =
-      at::get_cpu_capability() == "AVX512" ? 16 : 8;
+  constexpr std::size_t kLanes = 8;
   return numel % kLanes;
 }
 

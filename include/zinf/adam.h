@@ -10,9 +10,9 @@
 // [Note: torch's bits] With fp32 weights the result equals torch.optim.Adam and
 // AdamW(fused=True) of torch 2.13 on CPU bit for bit, after unscale_ and
 // clip_grad_norm_ with the same factors. Two exceptions. NaN is always the
-// canonical NaN 0x7FC00000. And torch computes the last numel % W elements of a
-// tensor (W = 8 with AVX2, 16 with AVX-512) in another loop, which rounds
-// exp_avg_sq differently: ask for that with `AdamBuffers::remainder`.
+// canonical NaN 0x7FC00000. And torch computes the last numel % 8 elements of a
+// tensor in another loop, which rounds exp_avg_sq differently: ask for that
+// with `AdamBuffers::remainder`.
 #pragma once
 
 #include <cstddef>
@@ -93,6 +93,13 @@ struct AdamBuffers {
 // error nothing was written. Thread-safe for disjoint buffers.
 Status adam_update(const AdamOptions& options, const AdamStep& step,
                    const AdamBuffers& buffers, ThreadPool* pool = nullptr);
+
+// What the updates of this process took, in sum.
+struct AdamUsage {
+  std::uint64_t elements = 0;
+  std::uint64_t cpu_ns = 0;  // of all threads
+};
+AdamUsage adam_usage();
 
 constexpr std::size_t num_sum_blocks(std::size_t count) {
   return (count + kSumBlock - 1) / kSumBlock;

@@ -1,9 +1,11 @@
 #include "zinf/adam.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 #include "src/base/align.h"
+#include "src/base/cpu_time.h"
 #include "src/base/strf.h"
 #include "src/optim/adam_with.h"
 #include "src/optim/kernels.h"
@@ -12,6 +14,11 @@
 
 namespace zinf {
 namespace {
+
+struct {
+  std::atomic<std::uint64_t> elements = 0;
+  std::atomic<std::uint64_t> cpu_ns = 0;
+} usage;
 
 Format format_of(const AdamBuffers& buffers) {
   if (buffers.weight_dtype == Dtype::kFloat32) return Format::kFloat32;
@@ -131,10 +138,15 @@ Status adam_update_with(Isa isa, const AdamOptions& options,
   }
   Update update(isa, options, step, buffers);
   run_over(pool, buffers.count, [&update](std::size_t begin, std::size_t end) {
+    std::uint64_t before = thread_cpu_ns();
     update.run(begin, end);
+    usage.cpu_ns += thread_cpu_ns() - before;
+    usage.elements += end - begin;
   });
   return {};
 }
+
+AdamUsage adam_usage() { return {usage.elements, usage.cpu_ns}; }
 
 Status adam_update(const AdamOptions& options, const AdamStep& step,
                    const AdamBuffers& buffers, ThreadPool* pool) {
