@@ -13,6 +13,7 @@
 #include "adapters/torch/keys.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/options.h"
+#include "zinf/adam.h"
 #include "zinf/machine.h"
 
 namespace zinf {
@@ -55,6 +56,7 @@ EngineStats engine_stats(Manager& manager) {
   double step_waits = step.read_wait_seconds + step.write_wait_seconds;
   std::uint64_t awaited = step.fetches + step.late;
   BudgetUsage host = process_memory()->budget().usage();
+  AdamUsage updates = adam_usage();
   EngineStats made{
       .managed = stats.units,
       .weights_bytes = stats.weights_bytes,
@@ -77,6 +79,9 @@ EngineStats engine_stats(Manager& manager) {
       .nvme_tuned_write_bytes_per_second =
           stats.tier.tuned.write_bytes_per_second,
       .nvme_cpu_seconds = stats.tier.io_cpu_seconds,
+      .nvme_requests = stats.tier.io_requests,
+      .updated_parameters = updates.elements,
+      .update_cpu_seconds = static_cast<double>(updates.cpu_ns) * 1e-9,
       .step_seconds = step.seconds,
       .step_compute_seconds = std::max(0.0, step.seconds - step_waits),
       .step_read_wait_seconds = step.read_wait_seconds,

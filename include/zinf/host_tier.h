@@ -37,7 +37,8 @@ struct HostTierOptions {
   std::vector<NvmePath> nvme = {};  // a private directory is made in each
   Where weights = Where::kAuto;     // and gradients
   Where states = Where::kAuto;
-  // Of what is to live on NVMe, so much may be in memory unused.
+  // Of what is to live on NVMe, so much may be in memory unused: see
+  // ResidencyOptions::away_limit_bytes.
   std::uint64_t away_bytes = 0;
   // Whether states are moved ahead of their uses.
   bool prefetch = true;
@@ -99,6 +100,7 @@ struct HostTierStats {
   DiskSpeed nvme;                // while it was busy
   DiskSpeed tuned;  // what `zinf io tune` measured; 0 where it has not run
   double io_cpu_seconds = 0;  // of the threads behind NVMe
+  std::uint64_t io_requests = 0;
   // The most that was seen of memory in use that is not this tier's.
   std::uint64_t others_high_bytes = 0;
 };

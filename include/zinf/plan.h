@@ -22,6 +22,7 @@
 //     of few states with very different sizes, can be far from it.
 //   - Reads start as early as memory allows, but not earlier than hides them
 //     behind the compute; the same for how late memory is given back by writes.
+//     Small ones may start with their neighbours (request_bytes).
 #pragma once
 
 #include <cstddef>
@@ -36,7 +37,8 @@ namespace zinf {
 
 struct PlanState {
   std::uint64_t bytes = 0;
-  bool stays = false;  // never dropped (Home::kMemory), used or not
+  bool stays = false;   // never dropped (Home::kMemory), used or not
+  bool leaves = false;  // few of them stay between uses (Home::kAway)
 };
 
 struct PlanInput {
@@ -45,6 +47,11 @@ struct PlanInput {
   // Of the budget, not for keeping states between their uses but for moves
   // ahead of and behind them. More moves more bytes, and hides them better.
   std::uint64_t ahead_bytes = 0;
+  // At no position more than this is kept of states that leave.
+  std::uint64_t leaving_bytes = 0;
+  // Moves in a row that are smaller than this start together, as one request of
+  // about this size, or half of ahead_bytes if that is less. 0: each by itself.
+  std::uint64_t request_bytes = 0;
   double read_bytes_per_second = 1e9;  // positive
   double write_bytes_per_second = 1e9;
   std::span<const double> compute_seconds;  // by position; empty: unknown
@@ -81,8 +88,8 @@ Result<Plan> make_plan(const Trace& trace, const PlanInput& input);
 
 // The plan that simulate() finds best, over some values of ahead_bytes: the
 // input's does not count. Time counts, and of moves that are hidden a part of
-// theirs, so nothing is moved twice for a small gain. Takes as long as up to
-// eight plans.
+// theirs, so nothing is moved twice for a small gain; and so do small requests.
+// Takes as long as up to eight plans.
 Result<Plan> fastest_plan(const Trace& trace, PlanInput input);
 
 // The least budget with which make_plan() succeeds. kInvalid as above.

@@ -181,8 +181,10 @@ struct ResidencyOptions {
   // Asked for bytes when nothing of this tier can leave memory any more:
   // whether somebody else gave some back.
   std::function<bool(std::uint64_t bytes)> others = {};
-  // States with Home::kAway are dropped at the end of a pin while more than
-  // this is in memory of them together.
+  // States with Home::kAway start to leave at the end of a pin while more than
+  // this (or, if that is more, two of the largest) is in memory of them
+  // together that nobody expects (see expect()). As much again may be on its
+  // way out; for more the pin's end waits. 0: of these none stays.
   std::uint64_t away_limit_bytes = 0;
 };
 
@@ -282,6 +284,7 @@ class Residency {
   Block block(const Pin& pin) const;
 
   bool has_backing() const;
+  std::uint64_t away_limit() const;  // see away_limit_bytes
   Place place(StateRef state) const;
   ResidencyStats stats() const;
   // By the index of their references.

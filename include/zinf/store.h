@@ -176,7 +176,8 @@ struct StoreStats {
   // nothing was moved yet.
   double read_bytes_per_second = 0;
   double write_bytes_per_second = 0;
-  double io_cpu_seconds = 0;  // of the threads of their queues
+  double io_cpu_seconds = 0;      // of the threads of their queues
+  std::uint64_t io_requests = 0;  // that went to the disks
 };
 
 namespace tier {

@@ -54,6 +54,9 @@ py::dict stats_of(Manager& manager) {
   dict["nvme_tuned_write_bytes_per_second"] =
       stats.nvme_tuned_write_bytes_per_second;
   dict["nvme_cpu_seconds"] = stats.nvme_cpu_seconds;
+  dict["nvme_requests"] = stats.nvme_requests;
+  dict["updated_parameters"] = stats.updated_parameters;
+  dict["update_cpu_seconds"] = stats.update_cpu_seconds;
   dict["step_seconds"] = stats.step_seconds;
   dict["step_compute_seconds"] = stats.step_compute_seconds;
   dict["step_read_wait_seconds"] = stats.step_read_wait_seconds;

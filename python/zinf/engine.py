@@ -319,7 +319,10 @@ def _paths(nvme: Any) -> list[str]:
     if nvme is None:
         return []
     paths = [nvme] if isinstance(nvme, str | os.PathLike) else nvme
-    return [os.fspath(path) for path in paths]
+    try:
+        return [os.fspath(path) for path in paths]
+    except TypeError:
+        raise ValueError(f"nvme is {nvme!r}, must be a path or several") from None
 
 
 @functools.cache

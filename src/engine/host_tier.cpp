@@ -204,7 +204,8 @@ bool HostTier::may_wait(std::uint64_t bytes) const {
   if (parts_->mover == nullptr) return false;
   {
     MutexLock lock(parts_->mutex);
-    if (parts_->step.bytes_read == 0) return false;
+    bool moved = parts_->step.bytes_read > 0 || parts_->step.bytes_written > 0;
+    if (!moved) return false;
   }
   std::uint64_t limit = parts_->memory->budget().usage().limit_bytes;
   std::uint64_t others = parts_->others_high_bytes;
@@ -268,6 +269,7 @@ HostTierStats HostTier::stats() const {
     stats.nvme = {store.read_bytes_per_second, store.write_bytes_per_second};
     stats.tuned = parts_->scratch->tuned();
     stats.io_cpu_seconds = store.io_cpu_seconds;
+    stats.io_requests = store.io_requests;
   }
   stats.others_high_bytes = parts_->others_high_bytes;
   MutexLock lock(parts_->mutex);

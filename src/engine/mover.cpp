@@ -5,6 +5,7 @@
 
 #include "src/base/align.h"
 #include "src/base/start_thread.h"
+#include "zinf/io.h"
 
 namespace zinf {
 namespace {
@@ -13,6 +14,9 @@ namespace {
 // same.
 constexpr std::size_t kMostPositions = std::size_t{1} << 16;
 constexpr std::size_t kMostPlans = 16;
+constexpr int kMostAtOnce = 32;  // tasks
+// Smaller requests cost more CPU per byte, and the disk is slower with them.
+constexpr std::uint64_t kRequestBytes = kMiB;
 
 thread_local bool on_thread = false;
 
@@ -25,13 +29,15 @@ std::uint64_t margin(std::uint64_t limit) {
 // worth a request each.
 std::vector<PlanState> plan_states(const std::vector<StateSize>& sizes,
                                    std::uint64_t limit) {
-  constexpr std::uint64_t kMostBytes = kMiB;
   std::vector<PlanState> states;
   std::vector<std::size_t> small;
   for (const StateSize& size : sizes) {
-    if (size.bytes < kMostBytes) small.push_back(states.size());
+    if (size.bytes < kRequestBytes && size.home == Home::kBelow) {
+      small.push_back(states.size());
+    }
     states.push_back({.bytes = align_up(size.bytes, std::uint64_t{kPage}),
-                      .stays = size.home == Home::kMemory});
+                      .stays = size.home == Home::kMemory,
+                      .leaves = size.home == Home::kAway});
   }
   std::ranges::sort(small, {}, [&](std::size_t i) { return states[i].bytes; });
   std::uint64_t left = limit / 64;
@@ -199,6 +205,8 @@ void Mover::make_plan(Planned& planned) {
   DiskSpeed disk = options_.disk();
   PlanInput input{.states = states,
                   .budget_bytes = limit_ - std::min(limit_, margin(limit_)),
+                  .leaving_bytes = residency_.away_limit(),
+                  .request_bytes = kRequestBytes,
                   .read_bytes_per_second = disk.read_bytes_per_second,
                   .write_bytes_per_second = disk.write_bytes_per_second,
                   .compute_seconds = {}};
@@ -222,38 +230,61 @@ void Mover::make_plan(Planned& planned) {
   stats_.forecast_bytes = forecast.bytes_read + forecast.bytes_written;
 }
 
-// Waits for one that is still wanted; nothing at the end.
 std::optional<Mover::Task> Mover::next_task() {
   MutexLock lock(mutex_);
+  while (true) {
+    if (std::optional<Task> task = take_task_locked()) return task;
+    if (stopping_) return std::nullopt;
+    wake_.wait(mutex_);
+  }
+}
+
+std::optional<Mover::Task> Mover::task_at_hand() {
+  MutexLock lock(mutex_);
+  return take_task_locked();
+}
+
+std::optional<Mover::Task> Mover::take_task_locked() {
   busy_ = false;
   idle_.notify_all();
-  while (true) {
-    while ((tasks_.empty() || pressed_) && !stopping_) wake_.wait(mutex_);
-    if (stopping_) return std::nullopt;
+  while (!tasks_.empty() && !pressed_ && !stopping_) {
     Task task = tasks_.front();
     tasks_.pop_front();
     busy_ = task.seen == seen(task.action.state);
     if (busy_) return task;
   }
+  return std::nullopt;
 }
 
 bool Mover::on_its_thread() { return on_thread; }
 
 void Mover::run() {
   on_thread = true;
-  while (std::optional<Task> task = next_task()) {
-    StateRef state{task->action.state};
-    switch (task->action.kind) {
-      case ActionKind::kWrite:
-        residency_.write(state);
-        break;
-      case ActionKind::kDrop:
-        residency_.evict(state);
-        break;
-      case ActionKind::kFetch:
-        (void)residency_.fetch(state);  // else whoever pins it does
-        break;
+  std::optional<Task> task = next_task();
+  while (task) {
+    {
+      io::Plug plug;  // what is due together goes to the disk together
+      for (int i = 0; task && i < kMostAtOnce; ++i) {
+        carry_out(*task);
+        task = task_at_hand();
+      }
     }
+    if (!task) task = next_task();
+  }
+}
+
+void Mover::carry_out(const Task& task) {
+  StateRef state{task.action.state};
+  switch (task.action.kind) {
+    case ActionKind::kWrite:
+      residency_.write(state);
+      break;
+    case ActionKind::kDrop:
+      residency_.evict(state);
+      break;
+    case ActionKind::kFetch:
+      (void)residency_.fetch(state);  // else whoever pins it does
+      break;
   }
 }
 

@@ -86,7 +86,11 @@ class Mover {
   std::uint64_t& seen(std::uint32_t state) ZINF_REQUIRES(mutex_);
 
   void end_step_locked() ZINF_REQUIRES(mutex_);
+  // One that is still wanted: next_task() waits for it, until the end.
   std::optional<Task> next_task();
+  std::optional<Task> task_at_hand();
+  std::optional<Task> take_task_locked() ZINF_REQUIRES(mutex_);
+  void carry_out(const Task& task);
   void run();
 
   Residency& residency_;

@@ -87,6 +87,7 @@ Gaps find_gaps(const Trace& trace, const PlanInput& input) {
       Gap& gap = found.gaps[use] = make_gap(uses[use].kind, after);
       gap.state = state;
       gap.bytes = input.states[state].bytes;
+      gap.leaves = input.states[state].leaves;
       gap.first = (positions[use] + 1) % trace.size();
       gap.length = to_next - (after == UseKind::kFree ? 0 : 1);
     }

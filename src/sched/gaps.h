@@ -22,6 +22,7 @@ struct Gap {
   bool dirties = false;  // the use before makes the content new
   bool reads = false;    // the use after needs the content
   bool ends = false;     // the use after makes it new again, or frees it
+  bool leaves = false;   // see PlanState
 
   // What keeping saves, in multiples of `bytes`: the read of the next use, and
   // the write of new content that nobody will want once it has ended.

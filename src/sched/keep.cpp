@@ -127,19 +127,29 @@ class Sweep {
 
 // Gaps that can save something, best first: by positions per saving. Among
 // equals those that go nearly all round are taken evenly from the whole step,
-// so that the moves of the others are spread over it too.
-std::vector<std::uint32_t> by_density(const Gaps& found,
-                                      std::size_t num_states) {
+// so that the moves of the others are spread over it too; small ones by the
+// request, so that what is left of them can still be moved together.
+std::vector<std::uint32_t> by_density(const Gaps& found, std::size_t num_states,
+                                      std::uint64_t request_bytes) {
   const std::size_t half_round = found.used_bytes.size() / 2;
   std::vector<bool> changes(num_states);
   for (const Gap& gap : found.gaps)
     if (gap.dirties) changes[gap.state] = true;
   std::vector<std::tuple<double, double, std::uint32_t>> keys;
+  std::uint32_t first = 0;  // of the request that a gap belongs to
+  std::uint64_t bytes = 0;  // of it so far
   for (std::uint32_t i = 0; i < found.gaps.size(); ++i) {
     const Gap& gap = found.gaps[i];
     const int saves = gap.saves(changes[gap.state]);
     if (saves == 0) continue;
-    const double turn = gap.length > half_round ? i * kGolden : 0;
+    double turn = 0;
+    if (gap.length > half_round) {
+      const bool large = gap.bytes >= request_bytes;
+      if (bytes == 0 || large) first = i;
+      bytes += gap.bytes;
+      if (bytes >= request_bytes || large) bytes = 0;
+      turn = first * kGolden;
+    }
     keys.emplace_back(gap.length / double(saves), turn - std::floor(turn), i);
   }
   std::ranges::sort(keys);
@@ -151,15 +161,21 @@ std::vector<std::uint32_t> by_density(const Gaps& found,
 
 std::vector<bool> pack(const Gaps& found,
                        const std::vector<std::uint32_t>& order,
-                       std::int64_t limit) {
+                       const KeepLimits& limits) {
   Load load(found.used_bytes);
+  Load leaving(std::vector<std::int64_t>(found.used_bytes.size()));
+  const auto fits = [](const Load& in, const Gap& gap, std::int64_t limit) {
+    const auto bytes = static_cast<std::int64_t>(gap.bytes);
+    return in.room_from(gap.first, gap.length, limit - bytes) == gap.length;
+  };
   std::vector<bool> kept(found.gaps.size());
   for (const std::uint32_t i : order) {
     const Gap& gap = found.gaps[i];
+    if (!fits(load, gap, limits.all)) continue;
+    if (gap.leaves && !fits(leaving, gap, limits.leaving)) continue;
     const auto bytes = static_cast<std::int64_t>(gap.bytes);
-    if (load.room_from(gap.first, gap.length, limit - bytes) < gap.length)
-      continue;
     load.add(gap.first, gap.length, bytes);
+    if (gap.leaves) leaving.add(gap.first, gap.length, bytes);
     kept[i] = true;
   }
   return kept;
@@ -168,20 +184,23 @@ std::vector<bool> pack(const Gaps& found,
 }  // namespace
 
 std::vector<bool> choose_kept(const Trace& trace, const Gaps& found,
-                              std::int64_t limit, std::size_t num_states) {
+                              const KeepLimits& limits, std::size_t num_states,
+                              std::uint64_t request_bytes) {
   const auto moved = [&](const std::vector<bool>& kept) {
     const Traffic sum = traffic(found.gaps, kept, num_states);
     return sum.read + sum.written;
   };
-  const std::vector<std::uint32_t> order = by_density(found, num_states);
-  std::vector<bool> best = pack(found, order, limit);
+  const std::vector<std::uint32_t> order =
+      by_density(found, num_states, request_bytes);
+  std::vector<bool> best = pack(found, order, limits);
 
-  const std::vector<bool> swept = Sweep(trace, found, limit, num_states).run();
+  const std::vector<bool> swept =
+      Sweep(trace, found, limits.all, num_states).run();
   std::vector<std::uint32_t> swept_first;
   for (const bool which : {true, false})
     std::ranges::copy_if(order, std::back_inserter(swept_first),
                          [&](std::uint32_t i) { return swept[i] == which; });
-  std::vector<bool> other = pack(found, swept_first, limit);
+  std::vector<bool> other = pack(found, swept_first, limits);
   if (moved(other) < moved(best)) best = std::move(other);
 
   // A gap without positions costs nothing; one that saves nothing after all is

@@ -1,6 +1,7 @@
 #include "zinf/plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 #include <utility>
 
@@ -41,7 +42,7 @@ Plan list_actions(const Gaps& found, const std::vector<Dropped>& dropped) {
   };
   for (const Dropped& d : dropped) {
     const Gap& gap = found.gaps[d.gap];
-    if (d.writes) add(gap.first, d, ActionKind::kWrite);
+    if (d.writes) add(gap.first + d.delay, d, ActionKind::kWrite);
     add(gap.first + d.behind, d, ActionKind::kDrop);
     if (gap.reads) add(gap.first + gap.length - d.ahead, d, ActionKind::kFetch);
   }
@@ -56,15 +57,45 @@ Plan list_actions(const Gaps& found, const std::vector<Dropped>& dropped) {
   return plan;
 }
 
+// Small moves that start together are one request of about request_bytes.
+double num_requests(const Plan& plan, const PlanInput& input) {
+  if (input.request_bytes == 0) return 0;
+  double requests = 0;
+  for (std::size_t p = 0; p < plan.ends.size(); ++p) {
+    for (const ActionKind kind : {ActionKind::kWrite, ActionKind::kFetch}) {
+      std::uint64_t small = 0;
+      for (const Action& action : plan.at(p)) {
+        const std::uint64_t bytes = input.states[action.state].bytes;
+        if (action.kind == kind && bytes < input.request_bytes) small += bytes;
+      }
+      requests += std::ceil(double(small) / double(input.request_bytes));
+    }
+  }
+  return requests;
+}
+
 // Moves that nobody waits for take time too: they compete with the compute for
 // the cores and the memory. Small GEMMs beside a busy disk take 1.6 to 2 times
-// as long, so half of a move's time counts.
-double cost(const Forecast& step, const PlanInput& input) {
+// as long, so half of a move's time counts; and a small request keeps a core
+// busy for longer than its bytes take.
+double cost(const Plan& plan, const Forecast& step, const PlanInput& input) {
   constexpr double kShare = 0.5;
+  constexpr double kRequestSeconds = 40e-6;
   const double reading = double(step.bytes_read) / input.read_bytes_per_second;
   const double writing =
       double(step.bytes_written) / input.write_bytes_per_second;
-  return step.seconds + kShare * (reading + writing);
+  return step.seconds + kShare * (reading + writing) +
+         kRequestSeconds * num_requests(plan, input);
+}
+
+// Memory in which small moves can wait for each other, to become requests.
+std::uint64_t joining_bytes(const PlanInput& input, std::uint64_t least_bytes) {
+  const bool small = std::ranges::any_of(input.states, [&](PlanState state) {
+    return !state.stays && state.bytes < input.request_bytes;
+  });
+  if (!small || input.budget_bytes < least_bytes) return 0;
+  return std::min(2 * input.request_bytes,
+                  (input.budget_bytes - least_bytes) / 8);
 }
 
 }  // namespace
@@ -91,9 +122,12 @@ Result<Plan> make_plan(const Trace& trace, const PlanInput& input) {
   const std::uint64_t budget = std::min(input.budget_bytes, sched::kMostBytes);
   const std::uint64_t for_keeping =
       budget - std::min(input.ahead_bytes, budget);
+  const std::uint64_t leaving = std::min(input.leaving_bytes, for_keeping);
   const std::vector<bool> kept =
-      sched::choose_kept(trace, found, static_cast<std::int64_t>(for_keeping),
-                         input.states.size());
+      sched::choose_kept(trace, found,
+                         {.all = static_cast<std::int64_t>(for_keeping),
+                          .leaving = static_cast<std::int64_t>(leaving)},
+                         input.states.size(), input.request_bytes);
   return list_actions(found, sched::time_moves(found, kept, input));
 }
 
@@ -102,15 +136,24 @@ Result<Plan> fastest_plan(const Trace& trace, PlanInput input) {
   input.ahead_bytes = 0;
   ZINF_ASSIGN(Plan best, make_plan(trace, input));
   ZINF_ASSIGN(Forecast step, simulate(trace, best, input));
-  double least_cost = cost(step, input);
-  for (std::uint64_t parts = 128; parts > 1; parts /= 2) {
-    if (step.stall_seconds <= 0) break;
-    input.ahead_bytes = (input.budget_bytes - least_bytes) / parts;
+  double least_cost = cost(best, step, input);
+  const auto attempt = [&](std::uint64_t ahead_bytes) -> Status {
+    if (ahead_bytes == input.ahead_bytes) return {};
+    input.ahead_bytes = ahead_bytes;
     ZINF_ASSIGN(Plan plan, make_plan(trace, input));
     ZINF_ASSIGN(step, simulate(trace, plan, input));
-    if (cost(step, input) >= least_cost) continue;
+    const double costs = cost(plan, step, input);
+    if (costs >= least_cost) return {};
     best = std::move(plan);
-    least_cost = cost(step, input);
+    least_cost = costs;
+    return {};
+  };
+  const std::uint64_t joining = joining_bytes(input, least_bytes);
+  if (step.bytes_read > 0) ZINF_TRY(attempt(joining));
+  for (std::uint64_t parts = 128; parts > 1; parts /= 2) {
+    if (step.stall_seconds <= 0) break;
+    const std::uint64_t bytes = (input.budget_bytes - least_bytes) / parts;
+    ZINF_TRY(attempt(std::max(joining, bytes)));
   }
   return best;
 }

@@ -2,7 +2,8 @@
 // lane that has one move at a time. Then memory is dealt out in the order of
 // the trace, no read before one that is needed earlier: so the next to be used
 // is never short of memory because of a later one. Everything goes round twice,
-// as the begin of a step depends on its end.
+// as the begin of a step depends on its end. Small moves in a row wish to start
+// together, reads with the first and writes with the last, as one request.
 #include "src/sched/timing.h"
 
 #include <algorithm>
@@ -35,6 +36,7 @@ class Timing {
         input_(input),
         budget_(static_cast<std::int64_t>(
             std::min(input.budget_bytes, kMostBytes))),
+        request_bytes_(std::min(input.request_bytes, input.ahead_bytes / 2)),
         round_(static_cast<std::uint32_t>(found.used_bytes.size())),
         load_(used_and_kept(found, kept)) {
     const Traffic sum = traffic(gaps_, kept, input.states.size());
@@ -50,8 +52,10 @@ class Timing {
   std::vector<Dropped> run() {
     set_clock();
     if (clock_.back() <= 0) return std::move(dropped_);  // no time to hide in
+    join_writes();
     wish_behind();
     wish_ahead();
+    join_reads();
     for (int round = 0; round < 2; ++round) deal();
     return std::move(dropped_);
   }
@@ -119,6 +123,53 @@ class Timing {
     return round * round_ + (found - clock_.begin() - 1);
   }
 
+  // Counts moves in their order: whether this one is to join those before it.
+  class Run {
+   public:
+    explicit Run(std::uint64_t request_bytes) : limit_(request_bytes) {}
+    bool add(std::uint64_t bytes) {
+      const bool joins = bytes_ > 0 && bytes_ < limit_ && bytes < limit_;
+      bytes_ = joins ? bytes_ + bytes : bytes;
+      return joins;
+    }
+
+   private:
+    const std::uint64_t limit_;
+    std::uint64_t bytes_ = 0;
+  };
+
+  void join_writes() {
+    delay_.resize(gaps_.size());
+    Run run(request_bytes_);
+    std::vector<std::uint32_t> joined;
+    std::uint32_t last = 0;
+    const auto end_run = [&] {
+      for (const std::uint32_t i : joined)
+        delay_[dropped_[i].gap] = last - begin(dropped_[i]);
+      joined.clear();
+    };
+    for (std::uint32_t i = 0; i < dropped_.size(); ++i) {
+      if (!dropped_[i].writes) continue;
+      if (!run.add(gaps_[dropped_[i].gap].bytes)) end_run();
+      joined.push_back(i);
+      last = begin(dropped_[i]);
+    }
+    end_run();
+  }
+
+  void join_reads() {
+    Run run(request_bytes_);
+    const Dropped* first = nullptr;
+    for (const Dropped* d : reads_) {
+      if (!run.add(gaps_[d->gap].bytes)) {
+        first = d;
+        continue;
+      }
+      const std::uint32_t start = ahead_[first->gap] + end(*d) - end(*first);
+      ahead_[d->gap] = std::min(std::max(ahead_[d->gap], start), round_);
+    }
+  }
+
   // Writes start one after the other.
   void wish_behind() {
     behind_.resize(gaps_.size());
@@ -127,7 +178,8 @@ class Timing {
       for (const Dropped& d : dropped_) {
         if (!d.writes) continue;
         const std::uint32_t first = begin(d) + 1;
-        lane = std::max(lane, when(round, first)) + write_seconds(d);
+        lane = std::max(lane, when(round, first + delay_[d.gap])) +
+               write_seconds(d);
         const std::uint64_t done = first_after(lane);
         const std::uint64_t from = round * round_ + first;
         behind_[d.gap] = static_cast<std::uint32_t>(
@@ -190,18 +242,22 @@ class Timing {
         std::min(behind_[d.gap], gap.length - 1 - d.ahead);
     d.behind = static_cast<std::uint32_t>(
         load_.room_from(gap.first, most, budget_ - bytes(d.gap)));
+    // With less memory than it wishes for, it starts at once, by itself.
+    d.delay = d.behind > delay_[d.gap] ? delay_[d.gap] : 0;
     load_.add(gap.first, d.behind, bytes(d.gap));
   }
 
   const std::vector<Gap>& gaps_;
   const PlanInput& input_;
   const std::int64_t budget_;
+  const std::uint64_t request_bytes_;  // half of the memory reads, half writes
   const std::uint32_t round_;
   Load load_;
   std::vector<Dropped> dropped_;  // by the use before
   std::vector<Dropped*> reads_;   // by the use after
   std::vector<double> clock_;
-  std::vector<std::uint32_t> behind_;  // wishes, by gap
+  std::vector<std::uint32_t> delay_;  // wishes, by gap
+  std::vector<std::uint32_t> behind_;
   std::vector<std::uint32_t> ahead_;
 };
 

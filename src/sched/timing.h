@@ -8,11 +8,12 @@
 
 namespace zinf::sched {
 
-// A gap in which the state is dropped: at gap.first it is dropped, or its write
-// starts there and it is dropped `behind` positions later; its read starts
-// `ahead` positions before the use after it.
+// A gap in which the state is dropped `behind` positions after gap.first; its
+// write starts `delay` positions after that, its read `ahead` positions before
+// the use after it.
 struct Dropped {
   std::uint32_t gap = 0;
+  std::uint32_t delay = 0;  // at most `behind`
   std::uint32_t behind = 0;
   std::uint32_t ahead = 0;
   bool writes = false;

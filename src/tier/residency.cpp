@@ -7,8 +7,10 @@
 #include <functional>
 #include <utility>
 
+#include "src/base/align.h"
 #include "src/base/check.h"
 #include "src/tier/residency_impl.h"
+#include "zinf/io.h"
 #include "zinf/log.h"
 
 namespace zinf {
@@ -99,6 +101,10 @@ Result<StateRef> Residency::Impl::add(const StateSpec& spec, Home home,
   }
   MutexLock lock(mutex_);
   ++stats_.num_states;
+  if (home == Home::kAway) {
+    largest_away_ =
+        std::max(largest_away_, align_up(spec.bytes, std::uint64_t{kPage}));
+  }
   StateRef ref{entry_for(spec.name())};
   states_[ref.index] = std::move(state);
   return ref;
@@ -326,7 +332,7 @@ Status Residency::Impl::room_for(StateRef ref) {
 void Residency::Impl::unpin(StateRef ref, Use use) {
   bool write = false;
   bool removed = false;
-  std::uint64_t excess = 0;
+  bool expected = false;
   {
     MutexLock lock(mutex_);
     State& state = at(ref);
@@ -339,14 +345,52 @@ void Residency::Impl::unpin(StateRef ref, Use use) {
       land_finished();
       write = leave(ref);
     }
-    std::uint64_t unused = stats_.away_bytes - awaited_bytes_;
-    if (unused > options_.away_limit_bytes) {
-      excess = unused - options_.away_limit_bytes;
-    }
+    expected = state.next_use > now_;
   }
   if (write) launch(ref);
   if (removed) forget(ref);
-  if (excess > 0) (void)make_room(excess, {.home = Home::kAway});
+  if (!expected) let_away_leave();
+}
+
+std::uint64_t Residency::Impl::away_limit_locked() const {
+  std::uint64_t least = options_.away_limit_bytes;
+  return least == 0 ? 0 : std::max(least, 2 * largest_away_);
+}
+
+std::uint64_t Residency::Impl::away_limit() const {
+  MutexLock lock(mutex_);
+  return away_limit_locked();
+}
+
+// What somebody expects is not among them: who knows the order of uses lets it
+// leave, and room that is needed is taken from it too.
+void Residency::Impl::let_away_leave() {
+  const Goers away{.home = Home::kAway, .later_than = Goers::kNever};
+  std::uint64_t excess = 0;
+  bool waits = false;
+  Leaving leaving;
+  {
+    MutexLock lock(mutex_);
+    std::uint64_t limit = away_limit_locked();
+    if (stats_.away_bytes - awaited_bytes_ <= limit) return;
+    land_finished();
+    std::uint64_t there = 0;
+    std::uint64_t moving = 0;
+    for (const State& state : states_) {
+      if (state.block.owner == nullptr || !may_go(state, away)) continue;
+      there += state.spec.bytes;
+      if (state.place == kWriting && state.leaving) moving += state.spec.bytes;
+    }
+    if (there <= limit) return;
+    excess = there - limit;
+    waits = excess > limit;
+    std::vector<bool> tried;
+    if (!waits && moving < excess) {
+      leaving = start_leaving(excess - moving, away, tried);
+    }
+  }
+  launch_all(leaving.claimed);
+  if (waits) (void)make_room(excess, away);
 }
 
 Residency::Impl::Need Residency::Impl::claim_read(StateRef ref) {
@@ -557,6 +601,11 @@ void Residency::Impl::launch(StateRef ref) {
   changed_.notify_all();
 }
 
+void Residency::Impl::launch_all(const std::vector<StateRef>& refs) {
+  io::Plug plug;
+  for (StateRef ref : refs) launch(ref);
+}
+
 std::uint64_t Residency::Impl::wait_for(StateRef ref) {
   std::shared_ptr<Move> move;
   {
@@ -677,6 +726,7 @@ Status Residency::end_step(std::uint64_t step) {
 }
 bool Residency::due(std::uint64_t step) const { return impl_->due(step); }
 bool Residency::has_backing() const { return impl_->has_backing(); }
+std::uint64_t Residency::away_limit() const { return impl_->away_limit(); }
 Status Residency::rollback() { return impl_->rollback(); }
 Place Residency::place(StateRef state) const { return impl_->place(state); }
 Block Residency::block(const Pin& pin) const {

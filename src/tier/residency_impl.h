@@ -42,6 +42,8 @@ class Residency::Impl {
   struct Goers {
     std::optional<Home> home = {};
     std::uint64_t later_than = 0;
+    // As later_than: only what nobody expects.
+    static constexpr std::uint64_t kNever = ~std::uint64_t{0};
   };
   std::uint64_t make_room(std::uint64_t bytes, const Goers& goers);
   std::uint64_t make_room_for_others(std::uint64_t bytes);
@@ -50,6 +52,7 @@ class Residency::Impl {
   Status commit(std::uint64_t step);
   bool due(std::uint64_t step) const;
   bool has_backing() const { return options_.backing != nullptr; }
+  std::uint64_t away_limit() const;
   Status rollback();
   Place place(StateRef ref) const;
   Block block(StateRef ref) const;
@@ -140,6 +143,7 @@ class Residency::Impl {
       ZINF_REQUIRES(mutex_);
 
   void launch(StateRef ref) ZINF_EXCLUDES(mutex_);
+  void launch_all(const std::vector<StateRef>& refs) ZINF_EXCLUDES(mutex_);
   // A place below for what is to be written. When there is none, states in
   // memory give up theirs: what they have there is old or can be written again.
   // False: it is kDirty again.
@@ -150,6 +154,9 @@ class Residency::Impl {
   std::uint64_t wait_for(StateRef ref) ZINF_EXCLUDES(mutex_);
   void wait_for_all() ZINF_EXCLUDES(mutex_);
   void forget(StateRef ref) ZINF_EXCLUDES(mutex_);
+  // See away_limit_bytes.
+  void let_away_leave() ZINF_EXCLUDES(mutex_);
+  std::uint64_t away_limit_locked() const ZINF_REQUIRES(mutex_);
   Status room_for(StateRef ref) ZINF_EXCLUDES(mutex_);
   // What pin() needs, and how long that took.
   Status provide(StateRef ref, Need need) ZINF_EXCLUDES(mutex_);
@@ -167,6 +174,7 @@ class Residency::Impl {
   std::uint64_t clock_ ZINF_GUARDED_BY(mutex_) = 0;
   std::uint64_t now_ ZINF_GUARDED_BY(mutex_) = 0;            // see expect()
   std::uint64_t awaited_bytes_ ZINF_GUARDED_BY(mutex_) = 0;  // kAway only
+  std::uint64_t largest_away_ ZINF_GUARDED_BY(mutex_) = 0;   // ever added
   Status refusal_ ZINF_GUARDED_BY(mutex_);  // of the last find_place()
   // No place was found for cleaning, and none was given back since.
   bool full_below_ ZINF_GUARDED_BY(mutex_) = false;

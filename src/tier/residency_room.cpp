@@ -121,8 +121,8 @@ std::uint64_t Residency::Impl::make_room(std::uint64_t bytes,
         for (StateRef ref : leaving.moving) at(ref).leaving = true;
       }
     }
-    for (StateRef ref : leaving.claimed) launch(ref);
-    for (StateRef ref : cleaned) launch(ref);
+    launch_all(leaving.claimed);
+    launch_all(cleaned);
     if (leaving.moving.empty()) return freed;
     for (StateRef ref : leaving.moving) {
       if (freed >= bytes) break;
@@ -142,7 +142,7 @@ Status Residency::Impl::flush() {
       if (claim_write({i})) claimed.push_back({i});
     }
   }
-  for (StateRef ref : claimed) launch(ref);
+  launch_all(claimed);
   wait_for_all();
   MutexLock lock(mutex_);
   for (const State& state : states_) {

@@ -341,6 +341,7 @@ StoreStats StoreImpl::stats() const {
     stats.read_bytes_per_second += rate(io.bytes_read, io.read_ns);
     stats.write_bytes_per_second += rate(io.bytes_written, io.write_ns);
     stats.io_cpu_seconds += static_cast<double>(io.cpu_ns) * 1e-9;
+    stats.io_requests += io.blocks;
   }
   return stats;
 }

@@ -287,6 +287,8 @@ WRONG_ENGINES = [
     ({"host_memory": 1e30}, "host_memory.*more than any memory"),
     ({"host_memory": True}, "host_memory is True"),
     ({"device_memory": "lots"}, "device_memory.*lots"),
+    ({"nvme": 5}, "nvme is 5, must be a path"),
+    ({"nvme": [5]}, "must be a path"),
 ]
 
 

@@ -154,6 +154,7 @@ def test_a_fault_at_every_operation_of_a_step(mode, fault, faults, nvme, tmp_pat
                 assert_told(error, fault)
                 run.engine.load(saved)
                 assert run.train() == expected, nth
+        faults.clear()  # the last one was not met: how much is read depends on what was read ahead
         with evicting(nvme) as engine:  # and another engine goes on with the same save
             other = Run(engine, mode)
             engine.load(saved)

@@ -112,7 +112,8 @@ def test_just_enough_works_and_less_is_refused_before_the_first_step(nvme, plain
                 assert_same_model(model, plain)
                 return None
         assert re.search(rf"on NVMe.*{nvme}.*its limit.*raise the limit", refusal), refusal
-        return int(float(re.search(r": ([0-9.]+) MiB needed", refusal).group(1)) * MIB * 1.01)
+        number, unit = re.search(r": ([0-9.]+) (MiB|B) needed", refusal).groups()
+        return int(float(number) * (MIB if unit == "MiB" else 1) * 1.01)
 
     named = [attempt(2 * MIB)]
     while named[-1] is not None:

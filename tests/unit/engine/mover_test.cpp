@@ -22,10 +22,11 @@ constexpr std::uint32_t kLayers = 16;
 // Weights and their states; every byte says how often it was updated.
 class Training {
  public:
-  Training(const std::string& nvme, std::uint64_t room, bool prefetch = true)
-      : memory_(ok(HostMemory::create(room))),
-        tier_(ok(HostTier::create(
-            memory_, {.nvme = {{nvme}}, .prefetch = prefetch}, nullptr))) {
+  Training(const std::string& nvme, std::uint64_t room,
+           HostTierOptions options = {})
+      : memory_(ok(HostMemory::create(room))) {
+    options.nvme = {{nvme}};
+    tier_ = ok(HostTier::create(memory_, options, nullptr));
     for (std::uint32_t i = 0; i < kLayers; ++i) {
       weights_.push_back(add(i, "weight", Role::kWeight));
       states_.push_back(add(i, "moment", Role::kState));
@@ -124,7 +125,9 @@ TEST_F(MoverTest, MovesNoMoreThanPlanned) {
   for (std::uint64_t states : {4, 10, 18}) {
     Training training(dir_.path(), room_for(states));
     training.set_compute(std::chrono::milliseconds(1));
-    for (int i = 0; i < 6; ++i) training.step();
+    // Plans are made after 1, 2, 4, 8 and 16 steps; a step leads from one to
+    // the next.
+    for (int i = 0; i < 9; ++i) training.step();
     std::uint64_t before = training.bytes_moved();
     for (int i = 0; i < 4; ++i) training.step();
     std::uint64_t per_step = (training.bytes_moved() - before) / 4;
@@ -148,8 +151,26 @@ TEST_F(MoverTest, ReadsAreUnderWayBeforeTheyAreNeeded) {
   EXPECT_EQ(training.tier().stats().mover.deviations, 0u);
 }
 
+TEST_F(MoverTest, WhatIsForcedOutIsMovedAheadToo) {
+  Training training(
+      dir_.path(), room_for(40),
+      {.weights = Where::kNvme, .states = Where::kNvme, .away_bytes = kMiB});
+  training.set_compute(std::chrono::milliseconds(2));
+  for (int i = 0; i < 4; ++i) training.step();
+  ResidencyStats before = training.tier().stats().residency;
+  std::uint64_t moved = training.bytes_moved();
+  for (int i = 0; i < 4; ++i) training.step();
+  ResidencyStats after = training.tier().stats().residency;
+  EXPECT_LT(after.fetches - before.fetches, (after.reads - before.reads) / 4);
+  // There is room for all of them, but they leave: two reads and a write of a
+  // weight, one of each of a state, save for the few that are kept.
+  std::uint64_t per_step = (training.bytes_moved() - moved) / 4;
+  EXPECT_LE(per_step, 5 * kLayers * kBytes);
+  EXPECT_GE(per_step, 5 * (kLayers - 4) * kBytes);
+}
+
 TEST_F(MoverTest, WithoutItEveryReadIsWaitedFor) {
-  Training training(dir_.path(), room_for(10), false);
+  Training training(dir_.path(), room_for(10), {.prefetch = false});
   for (int i = 0; i < 3; ++i) training.step();
   ResidencyStats stats = training.tier().stats().residency;
   EXPECT_EQ(stats.fetches, stats.reads);

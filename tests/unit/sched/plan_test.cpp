@@ -147,6 +147,23 @@ TEST(Plan, StatesThatStayCountAndAreNeverDropped) {
   EXPECT_EQ(forecast(given, given.input(5)).high_bytes, 5u);
 }
 
+TEST(Plan, StatesThatLeaveAreKeptOnlyInTheirShare) {
+  // 0 is used twice, 1 in between.
+  Case given =
+      make_case({{{0, kRead}}, {{1, kRead}}, {{0, kChange}}, {}, {}},
+                {{.bytes = 10, .leaves = true}, {.bytes = 7, .leaves = true}});
+  PlanInput input = given.input(100);
+  EXPECT_EQ(forecast(given, input).bytes_read, 27u) << "none stays";
+  input.leaving_bytes = 10;
+  EXPECT_EQ(forecast(given, input).bytes_read, 7u) << "there is room for 0";
+  EXPECT_EQ(forecast(given, input).bytes_written, 0u);
+  input.leaving_bytes = 17;
+  EXPECT_EQ(forecast(given, input).bytes_read, 0u);
+  given.states[1].leaves = false;
+  input.leaving_bytes = 0;
+  EXPECT_EQ(forecast(given, input).bytes_read, 20u) << "1 may stay";
+}
+
 TEST(Plan, WhatOthersTakeIsNotForStates) {
   const Case given = scan(4, kRead);
   const std::vector<std::uint64_t> taken = {0, 2, 0, 1};
@@ -192,6 +209,57 @@ TEST(Plan, FetchesAheadOnlyAsMemoryAllows) {
   const Forecast step = forecast(given, input);
   EXPECT_EQ(step.high_bytes, 2000u);
   EXPECT_NEAR(step.seconds, 40e-6, 1e-9);
+}
+
+TEST(Plan, SmallMovesInARowStartTogether) {
+  const Case given = scan(64, kChange, 64 << 10);
+  const std::vector<double> seconds(64, 1e-3);
+  PlanInput input = given.input(std::uint64_t{40} * (64 << 10));
+  input.ahead_bytes = 24 * (64 << 10);
+  input.request_bytes = 512 << 10;
+  input.compute_seconds = seconds;
+  const Plan plan = make_plan(given.trace, input).value();
+  const auto positions_with = [&](ActionKind kind) {
+    std::size_t positions = 0;
+    std::size_t actions = 0;
+    for (std::size_t p = 0; p < given.trace.size(); ++p) {
+      const auto count = std::ranges::count(plan.at(p), kind, &Action::kind);
+      positions += count > 0;
+      actions += static_cast<std::size_t>(count);
+    }
+    EXPECT_GT(actions, 20u);
+    return std::pair(positions, actions);
+  };
+  for (const ActionKind kind : {ActionKind::kWrite, ActionKind::kFetch}) {
+    const auto [positions, actions] = positions_with(kind);
+    EXPECT_LE(positions, actions / 3);
+  }
+  EXPECT_LE(forecast(given, input).high_bytes, input.budget_bytes);
+}
+
+TEST(Plan, SmallMovesWithoutMemoryToWaitInCostNoStall) {
+  const Case given = scan(64, kChange, 64 << 10);
+  const std::vector<double> seconds(64, 1e-3);
+  for (const std::uint64_t ahead : {2, 3, 5}) {
+    PlanInput input = given.input(std::uint64_t{40} * (64 << 10));
+    input.ahead_bytes = ahead * (64 << 10);
+    input.compute_seconds = seconds;
+    const Forecast apart = forecast(given, input);
+    input.request_bytes = 1 << 20;
+    EXPECT_LE(forecast(given, input).stall_seconds, apart.stall_seconds + 1e-12)
+        << ahead;
+  }
+}
+
+TEST(Plan, MemoryForRequestsMovesNothingThatFits) {
+  Case given = scan(16, kChange, 64 << 20);
+  given.states[3].bytes = 64 << 10;
+  const std::vector<double> seconds(16, 0.1);
+  PlanInput input = given.input(given.bytes());
+  input.request_bytes = 1 << 20;
+  input.compute_seconds = seconds;
+  const Plan plan = fastest_plan(given.trace, input).value();
+  EXPECT_EQ(plan.actions.size(), 0u);
 }
 
 TEST(Plan, HidesReadsAndWritesWhenComputeIsLonger) {
@@ -260,6 +328,7 @@ TEST(PlanProperty, RandomPlansKeepTheBudgetAndFindEveryState) {
     Case given = random_case(3 + seed % 90, num_states, Sizes::kDifferent,
                              Kinds::kAll, seed);
     if (seed % 3 == 0) given.states[seed % num_states].stays = true;
+    if (seed % 4 == 0) given.states[seed / 3 % num_states].leaves = true;
     const std::uint64_t least =
         least_budget(given.trace, given.input(0)).value();
     std::mt19937 random(seed);
@@ -272,6 +341,7 @@ TEST(PlanProperty, RandomPlansKeepTheBudgetAndFindEveryState) {
       input.budget_bytes += seed % 7;
     }
     input.ahead_bytes = random() % (input.budget_bytes + 1);
+    if (seed % 3 == 1) input.request_bytes = 1 + random() % given.bytes();
     if (seed % 2 == 0) input.compute_seconds = seconds;
     const auto plan = make_plan(given.trace, input);
     ASSERT_TRUE(plan.ok()) << seed << ": " << plan.status().text();

@@ -544,19 +544,58 @@ TEST_F(ResidencyTest, GivenMemoryIsUsedAsItIs) {
 }
 
 TEST_F(ResidencyTest, OnlyAFewStatesOfHomesAwayStayAfterTheirPins) {
-  Residency few({.allocate = slab_memory(pool_),
+  Budget budget = ok(Budget::create("test", 16 * kBytes));
+  SlabPool pool = ok(SlabPool::create({.budget = &budget}));
+  Residency few({.allocate = slab_memory(pool),
                  .backing = backing_,
                  .leaving = nullptr,
-                 .away_limit_bytes = kBytes});
+                 .away_limit_bytes = 1});
   std::vector<StateRef> refs;
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 8; ++i) {
     refs.push_back(ok(few.add(spec(std::to_string(i)), Home::kAway)));
     Pin pin = ok(few.pin(refs.back(), Use::kReplace));
     std::memset(pin.bytes().data(), i, kBytes);
+    pin = {};
+    EXPECT_LE(few.stats().away_bytes, 4 * kBytes) << "two, and two that leave";
   }
-  EXPECT_EQ(few.stats().away_bytes, kBytes);
+  EXPECT_EQ(few.away_limit(), 2 * kBytes);
   EXPECT_EQ(few.place(refs[0]), kAbsent);
-  EXPECT_EQ(few.place(refs[2]), kDirty) << "the last used stays";
+  EXPECT_EQ(few.place(refs[7]), kDirty) << "the last used stays";
+}
+
+TEST_F(ResidencyTest, WhoeverKnowsTheNextUseDecidesWhenHomesAwayLeave) {
+  Residency few({.allocate = slab_memory(pool_),
+                 .backing = backing_,
+                 .leaving = nullptr,
+                 .away_limit_bytes = 0});
+  StateRef ref = ok(few.add(spec("a"), Home::kAway));
+  few.expect(ref, 1, 5);
+  {
+    Pin pin = ok(few.pin(ref, Use::kReplace));
+  }
+  EXPECT_EQ(few.place(ref), kDirty);
+  few.expect(ref, 5, 0);
+  {
+    Pin pin = ok(few.pin(ref, Use::kRead));
+  }
+  EXPECT_EQ(few.place(ref), kAbsent);
+}
+
+TEST_F(ResidencyTest, WhatNobodyExpectsLeavesBeforeWhatSomebodyDoes) {
+  Residency few({.allocate = slab_memory(pool_),
+                 .backing = backing_,
+                 .leaving = nullptr,
+                 .away_limit_bytes = 1});
+  std::vector<StateRef> refs;
+  for (int i = 0; i < 5; ++i) {
+    refs.push_back(ok(few.add(spec(std::to_string(i)), Home::kAway)));
+    if (i < 2) few.expect(refs.back(), 1, 9);
+    Pin pin = ok(few.pin(refs.back(), Use::kReplace));
+    std::memset(pin.bytes().data(), i, kBytes);
+  }
+  EXPECT_EQ(few.place(refs[0]), kDirty);
+  EXPECT_EQ(few.place(refs[1]), kDirty);
+  EXPECT_NE(few.place(refs[2]), kDirty) << "the third that nobody expects";
 }
 
 TEST_F(ResidencyTest, APrefetchNeverMakesRoom) {

@@ -29,7 +29,11 @@ struct EngineStats {
   // What `zinf io tune` measured there; 0 where it has not run.
   double nvme_tuned_read_bytes_per_second = 0;
   double nvme_tuned_write_bytes_per_second = 0;
-  double nvme_cpu_seconds = 0;  // of the threads that talk to the disks
+  double nvme_cpu_seconds = 0;      // of the threads that talk to the disks
+  std::uint64_t nvme_requests = 0;  // transfers, neighbours joined
+  // Of the whole process.
+  std::uint64_t updated_parameters = 0;
+  double update_cpu_seconds = 0;
   // Of the last step. Waits are in sum, for reads and for memory that writes
   // had to free; the rest of the time is compute.
   double step_seconds = 0;

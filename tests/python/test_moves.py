@@ -1,0 +1,48 @@
+"""How states travel: small ones together."""
+
+import torch
+import zinf
+from torch import nn
+from twins import budget
+
+MIB = 1 << 20
+LAYERS, WIDTH = 160, 128  # a weight is 64 KiB
+
+
+def small_units():
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+
+
+def train(model, optimizer, steps):
+    inputs = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1))
+    for _ in range(steps):
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def weights(model):
+    return [parameter.detach().numpy().tobytes() for parameter in model.parameters()]
+
+
+def test_small_units_share_requests(nvme):
+    plain = small_units()
+    train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3, fused=True), 10)
+    expected = weights(plain)
+    del plain
+    with zinf.Engine(host_memory=budget(16 * MIB), nvme=nvme) as engine:
+        with engine.init():
+            model = small_units()
+        optimizer = zinf.AdamW(model.parameters(), lr=1e-3, update="backward")
+        train(model, optimizer, 5)
+        before = engine.stats()
+        train(model, optimizer, 5)
+        after = engine.stats()
+        moves = sum(after[name] - before[name] for name in ("reads", "writes"))
+        requests = after["nvme_requests"] - before["nvme_requests"]
+        assert moves > 5 * LAYERS
+        assert requests < moves / 3
+        assert after["updated_parameters"] - before["updated_parameters"] == 5 * LAYERS * WIDTH * WIDTH
+        assert after["update_cpu_seconds"] > before["update_cpu_seconds"]
+        assert weights(model) == expected
