@@ -6,12 +6,13 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 from load import Load
 from pairs import Pairs, Side, interleave
 from report import memory_bytes
 from setting import Need, Place, Setting, measure_need
-from watch import Used, Worker
+from watch import Used, Watched, Worker
 
 IMPORTS_BYTES = 600 << 20  # of a process that has only imported torch and transformers
 WARM_UP = 2  # steps after the first: places are found and orders are known then
@@ -88,7 +89,7 @@ class Bench:
         return [worker.train(1) for _ in range(self.args.pairs)]
 
 
-def warm(worker: Worker) -> Worker:
+def warm(worker: Watched) -> Watched:
     try:
         worker.train(WARM_UP)
     except BaseException:
@@ -100,22 +101,23 @@ def warm(worker: Worker) -> Worker:
 class Fresh:
     """Like a worker, but it lives only while it trains: for two that have no room side by side."""
 
-    def __init__(self, parameters: int, *arguments: object):
-        self.parameters, self._arguments = parameters, arguments
+    def __init__(self, parameters: int, start: Callable[[], Watched]):
+        self.parameters, self._start = parameters, start
         self.losses: list[float] = []
+        self.costs: dict[str, float] = {}
         self.first_seconds = 0.0
-        self._worker: Worker | None = None
+        self._worker: Watched | None = None
         self._peak = 0
 
     def ready(self) -> None:
-        self._worker = self._worker or warm(Worker(*self._arguments))
+        self._worker = self._worker or self._start()
 
     def train(self, steps: int) -> Used:
         self.ready()
         with self._worker as worker:
             used = worker.train(steps)
         self._worker = None
-        self.losses, self.first_seconds = worker.losses, worker.first_seconds
+        self.losses, self.costs, self.first_seconds = worker.losses, worker.costs, worker.first_seconds
         self._peak = max(self._peak, worker.peak_bytes())
         return used
 
@@ -130,7 +132,7 @@ class Fresh:
             self._worker.close()
 
 
-def beside(plain: Worker | Fresh, load: Load, place: Place, steps: int) -> Used:
+def beside(plain: Watched | Fresh, load: Load, place: Place, steps: int) -> Used:
     """Steps of plain PyTorch, while fio moves the bytes of so many steps: done when both are."""
     plain.ready()
     load.start(place.read * plain.parameters * steps, place.written * plain.parameters * steps)

@@ -25,6 +25,7 @@ class Load:
         handle, self._path = tempfile.mkstemp(prefix="zinf-load-", dir=directory)
         os.close(handle)
         self._process: subprocess.Popen | None = None
+        self.cpu_seconds, self.bytes = 0.0, 0  # in sum
         try:
             self._process = self._start([*self._job("write", self._size)])
             self.finish()
@@ -47,13 +48,16 @@ class Load:
             raise WorkerError(f"fio failed with exit code {self._process.returncode}")
         jobs = json.loads(output)["jobs"]
         sides = [(job, job[direction]) for job in jobs for direction in ("read", "write")]
-        return Used(
+        used = Used(
             steps=1,
             seconds=max(side["runtime"] for _, side in sides) / 1e3,
             cpu_seconds=sum(s["runtime"] / 1e3 * (job["usr_cpu"] + job["sys_cpu"]) / 100 for job, s in sides),
             bytes_read=sum(job["read"]["io_bytes"] for job in jobs),
             bytes_written=sum(job["write"]["io_bytes"] for job in jobs),
         )
+        self.cpu_seconds += used.cpu_seconds
+        self.bytes += used.bytes_read + used.bytes_written
+        return used
 
     def close(self) -> None:
         if self._process and self._process.poll() is None:

@@ -1,25 +1,72 @@
 """DeepSpeed beside zinf, through a script that trains the same model with it (see --peers of speed.py)."""
 
-import json
 import os
+import re
 import shutil
-import subprocess
+import signal
+import statistics
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from context import Bench
+from context import Bench, Fresh, warm
 from models import SIZES
+from pairs import Pairs, spread
 from report import Section
-from setting import Setting
-from watch import WorkerError
+from rows import moved, others
+from setting import GB, PLACES, Place, Setting
+from watch import Used, Watched, WorkerError
 
-SYSTEMS = {
-    "ds_cpu": "weights and states in RAM",
-    "ds_nvme_opt": "weights in RAM, states on NVMe",
-    "ds_nvme_both": "weights and states on NVMe",
-}
 ENVIRONMENT = {"OMP_NUM_THREADS": "2", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "RANK": "0",
                "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29571",
                "TOKENIZERS_PARALLELISM": "false", "MAX_JOBS": "2"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rival:
+    system: str  # as the script calls it
+    name: str
+    place: Place  # of zinf, beside it
+    bytes: float  # of memory that it holds per parameter, besides activations
+    targets: dict[int, float]  # of the ratio, by the tokens of a batch
+
+
+RIVALS = (
+    Rival("ds_none", "no offload", PLACES["ram"], 18.5, {64: 0.5, 1024: 0.5}),
+    Rival("ds_nvme_opt", "states on NVMe", PLACES["states"], 7.5, {64: 0.4, 1024: 0.8}),
+    Rival("ds_nvme_both", "weights and states on NVMe", PLACES["nothing"], 6.5, {64: 0.5}),
+)
+
+
+class Script(Watched):
+    """The script never waits: it is stopped when it has told of a step, until the next is asked for."""
+
+    def __init__(self, command: list[str], folder: str):
+        self._log = os.path.join(folder, "log")
+        with open(self._log, "w") as log:
+            super().__init__(command, cwd=folder, env={**os.environ, **ENVIRONMENT}, stderr=log)
+
+    def _built(self) -> int:
+        parameters = int(self._find(r"BUILT .* params (\d+)")[1])
+        self._process.send_signal(signal.SIGSTOP)
+        return parameters
+
+    def _step(self, steps: int) -> None:
+        self._process.send_signal(signal.SIGCONT)
+        for _ in range(steps):
+            self.losses.append(float(self._find(r"step \d+ loss (\S+)")[1]))
+        self._process.send_signal(signal.SIGSTOP)
+
+    def _end(self) -> None:
+        self._process.kill()
+
+    def _find(self, pattern: str) -> re.Match:
+        for line in self._process.stdout:
+            if found := re.match(pattern, line):
+                return found
+        with open(self._log) as log:
+            last = (log.read().strip() or "no output").splitlines()[-1]
+        raise WorkerError(f"DeepSpeed: exit code {self._process.wait()}: {last}")
 
 
 class DeepSpeed:
@@ -27,45 +74,62 @@ class DeepSpeed:
         self.bench, self.settings = bench, settings
         self.table = Section(
             "DeepSpeed",
-            "ZeRO-3 in bf16 with fp32 masters, GEMM and attention in fp32 on CPUs without bf16 instructions; "
-            "each row in a fresh process, steps one by one: median (least-most). Memory is the peak besides "
+            "zinf in fp32; DeepSpeed ZeRO-3 in bf16 with fp32 masters, GEMM and attention in fp32 on CPUs "
+            "without bf16 instructions. Ratios are medians (least-most) of interleaved pairs of steps: "
+            "DeepSpeed's process is stopped while zinf's trains. Peaks are anonymous and shared memory, with "
             "imports.",
-            ("model, batch", "place", "s/step", "forward / backward / step s",
-             "B per parameter and step, read + written", "memory GB", "first step s"))  # fmt: skip
+            ("model, batch", "DeepSpeed with", "zinf with", "DeepSpeed s/step", "zinf s/step", "ratio",
+             "target", "DeepSpeed's B per parameter and step", "peak GB (DeepSpeed's)",
+             "first step s (DeepSpeed's)", "others' CPU"))  # fmt: skip
 
     def tasks(self):
         return [
-            (f"DeepSpeed, {setting}, {SYSTEMS[system]}", lambda s=setting, name=system: self.run(s, name))
+            (f"DeepSpeed, {setting}, {rival.name}", lambda s=setting, r=rival: self.run(s, r))
             for setting in self.settings
-            for system in SYSTEMS
+            for rival in RIVALS
         ]
 
-    def run(self, setting: Setting, system: str) -> bool:
-        self.bench.end_plain()
-        folder = tempfile.mkdtemp(prefix="deepspeed-", dir=self.bench.nvme)
+    def run(self, setting: Setting, rival: Rival) -> bool:
+        bench = self.bench
+        need = bench.need(Setting(setting.size, setting.batch, setting.tokens))
+        bench.end_plain()
+        place = rival.place.clipped(setting.clip)
+        folder = tempfile.mkdtemp(prefix="deepspeed-", dir=bench.nvme)
+        sides: list[Callable[[], Watched]] = [
+            lambda: warm(Script(self._command(setting, rival.system, folder), folder)),
+            lambda: bench.zinf(setting, *place.arguments(need, bench.nvme)),
+        ]
+        bench.say("DeepSpeed starts")
         try:
-            result = self._train(setting, system, folder)
+            deepspeed_bytes = int(rival.bytes * need.parameters) + need.activations
+            if not bench.fit(deepspeed_bytes, place.budget(need)):
+                bench.say("the two have no room side by side: each starts anew for every pair")
+                sides = [lambda start=start: Fresh(need.parameters, start) for start in sides]
+            with sides[0]() as deepspeed, sides[1]() as zinf:
+                pairs = bench.interleave(deepspeed.train, zinf.train)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        times = sorted(result["all_s"][2:])
-        self.table.rows.append([
-            str(setting), SYSTEMS[system], f"{result['s_step']:.2f} ({times[0]:.2f}-{times[-1]:.2f})",
-            f"{result['fwd']:.2f} / {result['bwd']:.2f} / {result['opt']:.2f}",
-            f"{result['rd_Bpp']:.1f} + {result['wr_Bpp']:.1f}", f"{result['net_peak_gb']:.2f}",
-            f"{result['t_first']:.1f}"])  # fmt: skip
+        self._add(setting, rival, pairs, deepspeed, zinf)
         return True
 
-    def _train(self, setting: Setting, system: str, folder: str) -> dict:
+    def _add(self, setting: Setting, rival: Rival, pairs: Pairs, deepspeed: Watched, zinf: Watched) -> None:
+        target = rival.targets.get(setting.batch * setting.tokens)
+        verdict = "none"
+        if target is not None:
+            verdict = f"{target:.2f} {'reached' if pairs.ratio() <= target else 'missed'}"
+        times = [statistics.median(map(Used.step, side)) for side in (pairs.reference, pairs.candidate)]
+        self.table.rows.append([
+            str(setting), rival.name, rival.place.name, f"{times[0]:.2f}", f"{times[1]:.2f}",
+            spread(pairs.ratios(), 3), verdict, moved(pairs.reference, zinf.parameters),
+            f"{zinf.peak_bytes() / GB:.2f} ({deepspeed.peak_bytes() / GB:.2f})",
+            f"{zinf.first_seconds:.1f} ({deepspeed.first_seconds:.1f})", others(pairs)])  # fmt: skip
+        self.bench.say(f"ratio {spread(pairs.ratios())}")
+
+    def _command(self, setting: Setting, system: str, folder: str) -> list[str]:
         args, model = self.bench.args, SIZES[setting.size]
         command = [args.deepspeed_python, os.path.abspath(args.peers), "--system", system, "--swap", folder,
-                   "--batch", setting.batch, "--seq", setting.tokens, "--steps", 2 + args.pairs,
-                   "--warmup", 2, "--embd", model.width, "--layers", model.layers, "--heads", model.heads,
+                   "--batch", setting.batch, "--seq", setting.tokens, "--steps", 10**6, "--warmup", 2,
+                   "--embd", model.width, "--layers", model.layers, "--heads", model.heads,
                    "--vocab", model.vocabulary, "--clip", 1.0 if setting.clip else 0.0,
                    "--par_buffer_size", max(34e6, 1.01 * model.vocabulary * model.width)]  # fmt: skip
-        run = subprocess.run(list(map(str, command)), cwd=folder, env={**os.environ, **ENVIRONMENT},
-                             capture_output=True, text=True)  # fmt: skip
-        results = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
-        if not results:
-            lines = (run.stderr.strip() or run.stdout.strip() or "no output").splitlines()
-            raise WorkerError(f"DeepSpeed: exit code {run.returncode}: {lines[-1]}")
-        return json.loads(results[-1].removeprefix("RESULT "))
+        return list(map(str, command))

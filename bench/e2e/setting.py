@@ -1,6 +1,6 @@
 """What is trained and where it lives: settings, places, and the budgets that belong to them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from watch import WorkerError, run
 
@@ -69,13 +69,20 @@ class Place:
     def reference(self) -> str:
         return f"O({self.bound()} B)" if self.bound() else "C"
 
-    def budget(self, need: Need, clip: bool = False) -> int:
-        gradients = 4 if clip and not self.bound() else 0  # they wait for the norm
-        return (self.resident + gradients) * need.parameters + need.room()
+    def clipped(self, clip: bool) -> "Place":
+        """Gradients wait for the norm: in memory, or they are written and read as well."""
+        if not clip:
+            return self
+        if not self.bound():
+            return replace(self, resident=self.resident + 4)
+        return replace(self, stored=self.stored + 4, read=self.read + 4, written=self.written + 4)
 
-    def arguments(self, need: Need, nvme: str, clip: bool = False) -> list[object]:
+    def budget(self, need: Need) -> int:
+        return self.resident * need.parameters + need.room()
+
+    def arguments(self, need: Need, nvme: str) -> list[object]:
         disk = ["--nvme", nvme] if self.bound() else []
-        return ["--host-memory", self.budget(need, clip), "--update", "backward", *disk]
+        return ["--host-memory", self.budget(need), "--update", "backward", *disk]
 
 
 PLACES = {

@@ -2,6 +2,7 @@
 
 import os
 import statistics
+from itertools import pairwise
 
 from context import Bench
 from pairs import spread
@@ -36,6 +37,11 @@ class Sweep:
             points.append((budget / GB, self._measure(budget)))
         if self.bench.fit(need.plain()):
             self._plain()
+        steps = [after / before for (_, before), (_, after) in pairwise(points)]
+        if steps:
+            self.table.after.append(
+                f"The worst step of the curve: {max(steps):.2f} of the time with less memory."
+            )
         path = os.path.splitext(self.bench.args.out or "speed.md")[0] + "_budgets.svg"
         self.table.after.append(plot(points, ("GB", "s/step"), path))
         return True
@@ -46,7 +52,7 @@ class Sweep:
             results = self.bench.single_steps(zinf)
             times = [used.step() for used in results]
             self.table.rows.append([f"{budget / GB:.2f}", spread(times),
-                                    moved(results, zinf.parameters, PLACES["ram"]),
+                                    moved(results, zinf.parameters),
                                     f"{zinf.peak_bytes() / GB:.2f}"])  # fmt: skip
         return statistics.median(times)
 
@@ -64,8 +70,9 @@ class WhatIf:
         self.table = Section(
             f"What each part gives ({setting})",
             "Time without it over time with it, both zinf with the same host_memory: medians (least-most) of "
-            "interleaved pairs.",
-            ("part", "place", "s/step with", "s/step without", "ratio"),
+            'interleaved pairs. With `update="step"` gradients are written and read too, 8 bytes each: '
+            "they do not fit in memory.",
+            ("part", "place", "s/step with", "without", "ratio", "B per parameter and step with", "without"),
         )
 
     def tasks(self):
@@ -89,9 +96,11 @@ class WhatIf:
         with (bench.zinf(self.setting, *common) as usual,
               bench.zinf(self.setting, *common, *arguments, **environment) as without):  # fmt: skip
             pairs = bench.interleave(usual.train, without.train)
-        times = [statistics.median(map(Used.step, side)) for side in (pairs.reference, pairs.candidate)]
+        sides = (pairs.reference, pairs.candidate)
+        times = [statistics.median(map(Used.step, side)) for side in sides]
+        bytes_moved = [moved(side, need.parameters) for side in sides]
         self.table.rows.append([name, place.name, f"{times[0]:.2f}", f"{times[1]:.2f}",
-                                spread(pairs.ratios(), 3)])  # fmt: skip
+                                spread(pairs.ratios(), 3), *bytes_moved])  # fmt: skip
         return usual.losses[: len(without.losses)] == without.losses[: len(usual.losses)]
 
 
@@ -102,7 +111,7 @@ class Sizes:
         self.bench, self.batch, self.tokens = bench, batch, tokens
         self.table = Section(
             f"Sizes, nothing resident ({batch} x {tokens})",
-            "Steps one by one: median (least-most).",
+            'Forced: `weights="nvme"`, `states="nvme"`. Steps one by one: median (least-most).',
             ("size", "parameters", "host_memory GB", "s/step", "ns per parameter and step",
              "B per parameter and step (of the bound)", "peak GB"))  # fmt: skip
 
@@ -121,7 +130,7 @@ class Sizes:
                 [setting.size, f"{need.parameters / 1e6:.0f} M", "too little memory"] + [""] * 4
             )
             return True
-        with bench.zinf(setting, *NOTHING.arguments(need, bench.nvme)) as zinf:
+        with bench.zinf(setting, *NOTHING.arguments(need, bench.nvme), "--away") as zinf:
             results = bench.single_steps(zinf)
             times = [used.step() for used in results]
             self.table.rows.append([

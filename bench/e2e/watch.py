@@ -58,26 +58,38 @@ class Used:
         return max(0.0, self.machine_seconds - self.cpu_seconds) / (self.seconds * os.cpu_count())
 
 
-class Worker:
-    """A worker that lives until it is closed and trains when told; it waits without using the CPU."""
+class Watched:
+    """A process that trains when told, until it is closed, and waits in between without using the CPU."""
 
-    def __init__(self, *arguments: object, environment: dict[str, str] | None = None):
-        self._begin = time.monotonic()
+    def __init__(self, command: list[str], **options: object):
+        begin = time.monotonic()
         self._process = subprocess.Popen(
-            [sys.executable, WORKER, "--serve", *map(str, arguments)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1,
-            env={**os.environ, **(environment or {})})  # fmt: skip
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, **options
+        )
         self._peak = [0]
         self._watcher = threading.Thread(target=_watch, args=(self._process, self._peak, 0.05))
         self._watcher.start()
         self.losses: list[float] = []
+        self.costs: dict[str, float] = {}  # what it says of itself
         try:
-            self.parameters: int = self._reply()["parameters"]
+            self.parameters = self._built()
             self.train(1)
         except BaseException:
             self.close()
             raise
-        self.first_seconds = time.monotonic() - self._begin  # from the start to the end of the first step
+        self.first_seconds = time.monotonic() - begin  # from the start to the end of the first step
+
+    def _built(self) -> int:
+        """Waits for the model; how many parameters it has."""
+        raise NotImplementedError
+
+    def _step(self, steps: int) -> None:
+        """Waits for so many steps."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """Tells the process to end."""
+        raise NotImplementedError
 
     def ready(self) -> None:
         """It is."""
@@ -86,9 +98,7 @@ class Worker:
         """Until the last step is done, and what it writes is written."""
         before = self._counters()
         begin = time.monotonic()
-        with contextlib.suppress(BrokenPipeError):  # the reply says why
-            self._process.stdin.write(f"{steps}\n")
-        self.losses += self._reply()["losses"]
+        self._step(steps)
         end = self._drained()
         used = [after - was for after, was in zip(self._counters(), before, strict=True)]
         return Used(steps, end - begin, *used)
@@ -98,25 +108,15 @@ class Worker:
         return self._peak[0]
 
     def close(self) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self._end()
         self._process.wait()
         self._watcher.join()
 
-    def __enter__(self) -> "Worker":
+    def __enter__(self) -> "Watched":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _reply(self) -> dict:
-        line = self._process.stdout.readline()
-        if not line:
-            raise WorkerError(f"the worker ended with exit code {self._process.wait()}")
-        reply = json.loads(line)
-        if "error" in reply:
-            raise WorkerError(f"{reply['error']}: {reply['message']}")
-        return reply
 
     def _drained(self) -> float:
         """When it last moved bytes, or now."""
@@ -137,6 +137,37 @@ class Worker:
             fields = file.read().rsplit(")", 1)[1].split()
         moved = io_counters(self._process.pid)
         return (int(fields[11]) + int(fields[12])) / TICKS, *moved, _machine_seconds()
+
+
+class Worker(Watched):
+    """worker.py of this folder."""
+
+    def __init__(self, *arguments: object, environment: dict[str, str] | None = None):
+        command = [sys.executable, WORKER, "--serve", *map(str, arguments)]
+        super().__init__(command, stderr=subprocess.DEVNULL, env={**os.environ, **(environment or {})})
+
+    def _built(self) -> int:
+        return self._reply()["parameters"]
+
+    def _step(self, steps: int) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the reply says why
+            self._process.stdin.write(f"{steps}\n")
+        reply = self._reply()
+        self.losses += reply["losses"]
+        self.costs = reply["costs"]
+
+    def _end(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def _reply(self) -> dict:
+        line = self._process.stdout.readline()
+        if not line:
+            raise WorkerError(f"the worker ended with exit code {self._process.wait()}")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise WorkerError(f"{reply['error']}: {reply['message']}")
+        return reply
 
 
 def io_counters(pid: int) -> tuple[int, int]:

@@ -29,6 +29,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--probe", action="store_true", help="measure the first step before it is done")
     parser.add_argument("--host-memory", type=int)
     parser.add_argument("--nvme")
+    parser.add_argument("--away", action="store_true", help="weights and states forced onto NVMe")
     parser.add_argument("--update", default="step")
     parser.add_argument("--master", default="split")
     parser.add_argument("--bf16", action="store_true", help="weights in bfloat16")
@@ -62,6 +63,7 @@ class Trainer:
     def __init__(self, args: argparse.Namespace):
         self.args = args
         self.engine = None
+        self.steps, self.step_cpu_seconds = 0, 0.0
         torch.manual_seed(0)
         if args.bf16:
             torch.set_default_dtype(torch.bfloat16)
@@ -77,7 +79,8 @@ class Trainer:
         import zinf
 
         args = self.args
-        self.engine = zinf.Engine(host_memory=args.host_memory, nvme=args.nvme)
+        where = "nvme" if args.away else "auto"
+        self.engine = zinf.Engine(host_memory=args.host_memory, nvme=args.nvme, weights=where, states=where)
         with self.engine.init():
             self.model = make_model(args.size)
         self.optimizer = zinf.AdamW(self.model.parameters(), lr=args.lr, max_grad_norm=args.clip,
@@ -92,9 +95,26 @@ class Trainer:
         loss.backward()
         if self.args.plain and self.args.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.clip)
+        begin = time.process_time()
         self.optimizer.step()
+        self.step_cpu_seconds += time.process_time() - begin
+        self.steps += 1
         self.optimizer.zero_grad()
         return loss.item()
+
+    def costs(self) -> dict[str, float]:
+        """CPU seconds since the start, of updates and of moves, and what they were for."""
+        if self.engine is None:
+            return {"update_seconds": self.step_cpu_seconds, "updated": self.steps * self.parameters()}
+        stats = self.engine.stats()
+        return {
+            "update_seconds": stats["update_cpu_seconds"],
+            "updated": stats["updated_parameters"],
+            "move_seconds": stats["nvme_cpu_seconds"],
+            "moved": stats["bytes_read"] + stats["bytes_written"],
+            "requests": stats["nvme_requests"],
+            "plan_seconds": stats["plan_seconds"],
+        }
 
     def least(self) -> int:
         """host_memory that a step needs; nothing is trained."""
@@ -164,7 +184,8 @@ def serve(args: argparse.Namespace, orders: Iterable[str]) -> None:
     trainer = Trainer(args)
     print(json.dumps({"parameters": trainer.parameters()}), flush=True)
     for order in orders:
-        print(json.dumps({"losses": [trainer.step() for _ in range(int(order))]}), flush=True)
+        losses = [trainer.step() for _ in range(int(order))]
+        print(json.dumps({"losses": losses, "costs": trainer.costs()}), flush=True)
 
 
 def describe(error: Exception) -> dict:
