@@ -11,7 +11,7 @@ from collections.abc import Callable
 from load import Load
 from pairs import Pairs, Side, interleave
 from report import memory_bytes
-from setting import Need, Place, Setting, measure_need
+from setting import Held, Need, Place, Setting, measure_need
 from watch import Used, Watched, Worker
 
 IMPORTS_BYTES = 600 << 20  # of a process that has only imported torch and transformers
@@ -58,9 +58,14 @@ class Bench:
             self._plain = setting, warm(Worker("--plain", *setting.arguments()))
         return self._plain[1]
 
-    def fit(self, *peaks: int) -> bool:
-        """Whether processes with such peaks live side by side in memory."""
-        return sum(peaks) + len(peaks) * IMPORTS_BYTES <= self._memory
+    def fit(self, *processes: Held) -> bool:
+        """Whether they live side by side in memory."""
+        return sum(held.peak + IMPORTS_BYTES for held in processes) <= self._memory
+
+    def fit_in_turns(self, *processes: Held) -> bool:
+        """The same if all but one rest."""
+        resting = sum(held.rest + IMPORTS_BYTES for held in processes)
+        return resting + max(held.peak - held.rest for held in processes) <= self._memory
 
     def end_plain(self) -> None:
         if self._plain is not None:

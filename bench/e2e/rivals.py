@@ -14,7 +14,7 @@ from models import SIZES
 from pairs import Pairs, spread
 from report import Section
 from rows import moved, others
-from setting import GB, PLACES, Place, Setting
+from setting import GB, PLACES, Held, Setting
 from watch import Used, Watched, WorkerError
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "2", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "RANK": "0",
@@ -26,15 +26,15 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "2", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE"
 class Rival:
     system: str  # as the script calls it
     name: str
-    place: Place  # of zinf, beside it
+    place: str  # of zinf, beside it
     bytes: float  # of memory that it holds per parameter, besides activations
     targets: dict[int, float]  # of the ratio, by the tokens of a batch
 
 
 RIVALS = (
-    Rival("ds_none", "no offload", PLACES["ram"], 18.5, {64: 0.5, 1024: 0.5}),
-    Rival("ds_nvme_opt", "states on NVMe", PLACES["states"], 7.5, {64: 0.4, 1024: 0.8}),
-    Rival("ds_nvme_both", "weights and states on NVMe", PLACES["nothing"], 6.5, {64: 0.5}),
+    Rival("ds_none", "no offload", "ram", 18.5, {64: 0.5, 1024: 0.5}),
+    Rival("ds_nvme_opt", "states on NVMe", "states", 7.5, {64: 0.4, 1024: 0.8}),
+    Rival("ds_nvme_both", "weights and states on NVMe", "nothing", 6.5, {64: 0.5}),
 )
 
 
@@ -91,9 +91,9 @@ class DeepSpeed:
 
     def run(self, setting: Setting, rival: Rival) -> bool:
         bench = self.bench
-        need = bench.need(Setting(setting.size, setting.batch, setting.tokens))
+        need = bench.need(setting.unclipped())
         bench.end_plain()
-        place = rival.place.clipped(setting.clip)
+        place = setting.place(rival.place)
         folder = tempfile.mkdtemp(prefix="deepspeed-", dir=bench.nvme)
         sides: list[Callable[[], Watched]] = [
             lambda: warm(Script(self._command(setting, rival.system, folder), folder)),
@@ -101,11 +101,15 @@ class DeepSpeed:
         ]
         bench.say("DeepSpeed starts")
         try:
-            deepspeed_bytes = int(rival.bytes * need.parameters) + need.activations
-            if not bench.fit(deepspeed_bytes, place.budget(need)):
+            held = int(rival.bytes * need.parameters)
+            both = Held(held + need.activations, held), place.held(need)
+            turns = not bench.fit(*both)
+            if not bench.fit_in_turns(*both):
                 bench.say("the two have no room side by side: each starts anew for every pair")
                 sides = [lambda start=start: Fresh(need.parameters, start) for start in sides]
             with sides[0]() as deepspeed, sides[1]() as zinf:
+                if turns and isinstance(zinf, Watched):
+                    zinf.keep_small()
                 pairs = bench.interleave(deepspeed.train, zinf.train)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -119,7 +123,7 @@ class DeepSpeed:
             verdict = f"{target:.2f} {'reached' if pairs.ratio() <= target else 'missed'}"
         times = [statistics.median(map(Used.step, side)) for side in (pairs.reference, pairs.candidate)]
         self.table.rows.append([
-            str(setting), rival.name, rival.place.name, f"{times[0]:.2f}", f"{times[1]:.2f}",
+            str(setting), rival.name, PLACES[rival.place].name, f"{times[0]:.2f}", f"{times[1]:.2f}",
             spread(pairs.ratios(), 3), verdict, moved(pairs.reference, zinf.parameters),
             f"{zinf.peak_bytes() / GB:.2f} ({deepspeed.peak_bytes() / GB:.2f})",
             f"{zinf.first_seconds:.1f} ({deepspeed.first_seconds:.1f})", others(pairs)])  # fmt: skip

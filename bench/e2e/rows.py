@@ -6,7 +6,7 @@ from context import Bench, Fresh, beside, warm
 from load import Load
 from pairs import Pairs, spread
 from report import Section
-from setting import GB, PLACES, Need, Place, Setting
+from setting import GB, Need, Place, Setting
 from watch import MIB, Used, Watched, Worker, WorkerError
 
 COLUMNS = ("model, batch", "place", "reference s/step", "zinf s/step", "ratio", "target",
@@ -16,14 +16,15 @@ COLUMNS = ("model, batch", "place", "reference s/step", "zinf s/step", "ratio", 
            "losses", "others' CPU")  # fmt: skip
 
 NOTE = """\
-C: forward, backward and `torch.optim.AdamW(fused=True)` of plain PyTorch in RAM. O(b B): the same while \
-fio moves b bytes per parameter and step; a step is done when its compute and its bytes are. Of a zinf step \
-too all bytes are waited for. Ratios are medians (least-most) of interleaved pairs. Bytes are those of \
-`/proc/PID/io`, peaks anonymous and shared memory, seen from outside; "first step" is from the start of the \
-process to the end of its first step. With clipping, gradients wait for the norm: 8 bytes more, as they do \
-not fit in memory. "Losses": whether they were plain PyTorch's, bit for bit. The CPU of moves is that of the \
-threads that talk to the disk; "request" is the mean of what they gave it. "Others' CPU" is the share of the \
-machine that neither side used, its host's and the kernel's part included: on a quiet machine a few %."""
+C: forward, backward and `torch.optim.AdamW(fused=True)` of plain PyTorch in RAM (bf16: `zinf.AdamW` \
+without an engine, which has fp32 masters). O(b B): the same while fio moves b bytes per parameter and \
+step; a step is done when its compute and its bytes are. Of a zinf step too all bytes are waited for. \
+Ratios are medians (least-most) of interleaved pairs. Bytes are those of `/proc/PID/io`, peaks anonymous \
+and shared memory, seen from outside; "first step" is from the start of the process to the end of its first \
+step. With clipping, gradients wait for the norm: twice their bytes more, as they do not fit in memory. \
+"Losses": whether they were plain PyTorch's, bit for bit. The CPU of moves is that of the threads that talk \
+to the disk; "request" is the mean of what they gave it. "Others' CPU" is the share of the machine that \
+neither side used, its host's and the kernel's part included: on a quiet machine a few %."""
 
 
 def section(title: str) -> Section:
@@ -32,15 +33,21 @@ def section(title: str) -> Section:
 
 def measure(bench: Bench, table: Section, setting: Setting, place: Place) -> bool:
     """A row of the table; whether the losses were the same."""
-    place = place.clipped(setting.clip)
-    need = bench.need(Setting(setting.size, setting.batch, setting.tokens))
+    need = bench.need(setting.unclipped())
     arguments = place.arguments(need, bench.nvme)
-    if bench.fit(need.plain(), place.budget(need)):
+    both = need.plain(), place.held(need)
+    if bench.fit(*both) or bench.fit_in_turns(*both):
         plain = bench.plain(setting)
+        turns = not bench.fit(*both)
+        if turns:
+            bench.say("the two have room in turns only: each gives memory back after its steps")
+            plain.keep_small()
         with bench.zinf(setting, *arguments) as zinf:
+            if turns:
+                zinf.keep_small()
             return _compare(bench, table, setting, place, need, plain, zinf)
     if not bench.fit(need.plain()):
-        raise WorkerError(f"plain PyTorch would need {need.plain() / GB:.0f} GB")
+        raise WorkerError(f"plain PyTorch would need {need.plain().peak / GB:.0f} GB")
     bench.end_plain()
     bench.say("the two have no room side by side: each starts anew for every pair")
     with (Fresh(need.parameters, lambda: warm(Worker("--plain", *setting.arguments()))) as plain,
@@ -109,7 +116,7 @@ def _median(results: list[Used], of) -> float:
 def tasks(bench: Bench, table: Section, settings: list[Setting], places: list[str]):
     """(name, what to do) of every row."""
     return [
-        (f"{setting}, {PLACES[place].name}", lambda s=setting, p=PLACES[place]: measure(bench, table, s, p))
+        (f"{setting}, {place.name}", lambda s=setting, p=place: measure(bench, table, s, p))
         for setting in settings
-        for place in places
+        for place in map(setting.place, places)
     ]

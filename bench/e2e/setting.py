@@ -22,9 +22,25 @@ class Setting:
         bf16 = ["--bf16"] if self.bf16 else []
         return ["--size", self.size, "--batch", self.batch, "--tokens", self.tokens, *clip, *bf16]
 
+    def place(self, key: str) -> "Place":
+        place = (BF16_PLACES if self.bf16 else PLACES)[key]
+        return place.with_gradients(2 if self.bf16 else 4) if self.clip else place
+
+    def unclipped(self) -> "Setting":
+        return replace(self, clip=False)
+
     def __str__(self) -> str:
+        bf16 = ", bf16" if self.bf16 else ""
         clip = ", clipped" if self.clip else ""
-        return f"{self.size}, {self.batch} x {self.tokens}{clip}"
+        return f"{self.size}, {self.batch} x {self.tokens}{bf16}{clip}"
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes of memory that a process holds: at most, and between its steps when it gives back the rest."""
+
+    peak: int
+    rest: int
 
 
 @dataclass(frozen=True)
@@ -35,9 +51,10 @@ class Need:
     activations: int  # bytes
     least: int  # host_memory
 
-    def plain(self) -> int:
-        """The most that plain PyTorch holds: activations go as gradients come."""
-        return int(12 * self.parameters + 1.15 * max(self.activations, 4 * self.parameters))
+    def plain(self) -> Held:
+        """By plain PyTorch: activations go as gradients come."""
+        peak = 12 * self.parameters + 1.15 * max(self.activations, 4 * self.parameters)
+        return Held(int(peak), 12 * self.parameters)
 
     def room(self) -> int:
         """host_memory with which nothing stays from one use to the next."""
@@ -54,7 +71,7 @@ def measure_need(setting: Setting, nvme: str) -> Need:
 
 @dataclass(frozen=True)
 class Place:
-    """Where fp32 weights and states live, and the least that a step must then move."""
+    """Where weights and states live, and the least that a step must then move."""
 
     name: str
     resident: int  # bytes per parameter that may stay in memory
@@ -69,16 +86,18 @@ class Place:
     def reference(self) -> str:
         return f"O({self.bound()} B)" if self.bound() else "C"
 
-    def clipped(self, clip: bool) -> "Place":
-        """Gradients wait for the norm: in memory, or they are written and read as well."""
-        if not clip:
-            return self
+    def with_gradients(self, each: int) -> "Place":
+        """They wait for the norm: in memory, or they are written and read as well."""
         if not self.bound():
-            return replace(self, resident=self.resident + 4)
-        return replace(self, stored=self.stored + 4, read=self.read + 4, written=self.written + 4)
+            return replace(self, resident=self.resident + each)
+        return replace(self, stored=self.stored + each, read=self.read + each, written=self.written + each)
 
     def budget(self, need: Need) -> int:
         return self.resident * need.parameters + need.room()
+
+    def held(self, need: Need) -> Held:
+        budget = self.budget(need)
+        return Held(budget, min(budget, 12 * need.parameters))
 
     def arguments(self, need: Need, nvme: str) -> list[object]:
         disk = ["--nvme", nvme] if self.bound() else []
@@ -89,4 +108,10 @@ PLACES = {
     "ram": Place("everything in RAM", resident=12, stored=0, read=0, written=0, target=1.03),
     "states": Place("weights resident, states on NVMe", 4, 8, 8, 8, 1.10),
     "nothing": Place("nothing resident", 0, 12, 16, 12, 1.10),
+}
+# With split masters: the 16 bits that a weight lacks are stored beside the moments.
+BF16_PLACES = {
+    "ram": PLACES["ram"],
+    "states": replace(PLACES["states"], resident=2, stored=10, read=10, written=10),
+    "nothing": replace(PLACES["nothing"], read=14),
 }

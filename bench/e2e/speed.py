@@ -42,7 +42,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--budgets", type=int, default=9, help="of the sweep")
     parser.add_argument("--sizes", default="124M,640M,1.3B,2.6B", help="of the table of sizes")
-    parser.add_argument("--bf16", action="store_true", help="what-if in bfloat16, for CPUs that have it")
+    parser.add_argument(
+        "--bf16",
+        action="store_true",
+        help="weights in bfloat16, for CPUs that have it: the main table and what-if",
+    )
     parser.add_argument("--deepspeed-python", metavar="PYTHON",
                         default=os.environ.get("ZINF_DEEPSPEED_PYTHON"),
                         help="one that has DeepSpeed (default: $ZINF_DEEPSPEED_PYTHON)")  # fmt: skip
@@ -63,7 +67,7 @@ def arguments() -> argparse.Namespace:
 def settings(args: argparse.Namespace, size: str) -> list[Setting]:
     clips = {"off": [False], "on": [True], "both": [False, True]}[args.clip]
     shapes = [tuple(map(int, shape.split("x"))) for shape in args.tokens.split(",")]
-    return [Setting(size, *shape, clip) for shape in shapes for clip in clips]
+    return [Setting(size, *shape, clip, args.bf16) for shape in shapes for clip in clips]
 
 
 def plan(bench: Bench, report: Report) -> list[Task]:

@@ -70,8 +70,8 @@ class WhatIf:
         self.table = Section(
             f"What each part gives ({setting})",
             "Time without it over time with it, both zinf with the same host_memory: medians (least-most) of "
-            'interleaved pairs. With `update="step"` gradients are written and read too, 8 bytes each: '
-            "they do not fit in memory.",
+            'interleaved pairs. With `update="step"` gradients are written and read too: they do not fit in '
+            "memory.",
             ("part", "place", "s/step with", "without", "ratio", "B per parameter and step with", "without"),
         )
 
@@ -89,7 +89,7 @@ class WhatIf:
         ]
 
     def run(self, key: str, name: str, arguments: tuple, environment: dict[str, str]) -> bool:
-        bench, place = self.bench, PLACES[key]
+        bench, place = self.bench, self.setting.place(key)
         need = bench.need(self.setting)
         common = place.arguments(need, bench.nvme)
         bench.end_plain()
@@ -98,7 +98,7 @@ class WhatIf:
             pairs = bench.interleave(usual.train, without.train)
         sides = (pairs.reference, pairs.candidate)
         times = [statistics.median(map(Used.step, side)) for side in sides]
-        bytes_moved = [moved(side, need.parameters) for side in sides]
+        bytes_moved = [moved(side, need.parameters, place) for side in sides]
         self.table.rows.append([name, place.name, f"{times[0]:.2f}", f"{times[1]:.2f}",
                                 spread(pairs.ratios(), 3), *bytes_moved])  # fmt: skip
         return usual.losses[: len(without.losses)] == without.losses[: len(usual.losses)]

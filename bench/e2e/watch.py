@@ -71,6 +71,7 @@ class Watched:
         self._watcher.start()
         self.losses: list[float] = []
         self.costs: dict[str, float] = {}  # what it says of itself
+        self._rests = False
         try:
             self.parameters = self._built()
             self.train(1)
@@ -91,8 +92,16 @@ class Watched:
         """Tells the process to end."""
         raise NotImplementedError
 
+    def _rest(self) -> None:
+        """Waits until it has given back what it does not use. Not every process can."""
+
     def ready(self) -> None:
         """It is."""
+
+    def keep_small(self) -> None:
+        """From now on it gives unused memory back after each order, when the clock has stopped."""
+        self._rests = True
+        self._rest()
 
     def train(self, steps: int) -> Used:
         """Until the last step is done, and what it writes is written."""
@@ -101,6 +110,8 @@ class Watched:
         self._step(steps)
         end = self._drained()
         used = [after - was for after, was in zip(self._counters(), before, strict=True)]
+        if self._rests:
+            self._rest()
         return Used(steps, end - begin, *used)
 
     def peak_bytes(self) -> int:
@@ -150,15 +161,21 @@ class Worker(Watched):
         return self._reply()["parameters"]
 
     def _step(self, steps: int) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the reply says why
-            self._process.stdin.write(f"{steps}\n")
-        reply = self._reply()
+        reply = self._order(str(steps))
         self.losses += reply["losses"]
         self.costs = reply["costs"]
+
+    def _rest(self) -> None:
+        self._order("rest")
 
     def _end(self) -> None:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
+
+    def _order(self, order: str) -> dict:
+        with contextlib.suppress(BrokenPipeError):  # the reply says why
+            self._process.stdin.write(f"{order}\n")
+        return self._reply()
 
     def _reply(self) -> dict:
         line = self._process.stdout.readline()

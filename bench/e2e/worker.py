@@ -3,7 +3,8 @@
     python bench/e2e/worker.py --size 124M [--plain] [--host-memory BYTES --nvme DIRECTORY ...]
 
 The other scripts of this folder run it and watch it from outside. With --serve it builds, prints what it has
-built, and then waits: a line with a number on stdin is that many steps. It ends with stdin.
+built, and then waits: a line with a number on stdin is that many steps, "rest" gives the memory back that is
+not in use. It ends with stdin.
 """
 
 import argparse
@@ -69,11 +70,18 @@ class Trainer:
             torch.set_default_dtype(torch.bfloat16)
         if args.plain:
             self.model = make_model(args.size)
-            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=args.lr, fused=True)
+            self.optimizer = self._plain_optimizer()
         else:
             self._manage()
         torch.set_default_dtype(torch.float32)
         self.losses = losses(args.size, self.model, args.batch, args.tokens)
+
+    def _plain_optimizer(self) -> torch.optim.Optimizer:
+        if self.args.bf16:  # torch's has no fp32 masters
+            import zinf
+
+            return zinf.AdamW(self.model.parameters(), lr=self.args.lr)
+        return torch.optim.AdamW(self.model.parameters(), lr=self.args.lr, fused=True)
 
     def _manage(self) -> None:
         import zinf
@@ -101,6 +109,14 @@ class Trainer:
         self.steps += 1
         self.optimizer.zero_grad()
         return loss.item()
+
+    def rest(self) -> None:
+        gc.collect()
+        if self.engine is not None:
+            from zinf import _C
+
+            _C.trim_host_memory()
+        ctypes.CDLL(None).malloc_trim(0)
 
     def costs(self) -> dict[str, float]:
         """CPU seconds since the start, of updates and of moves, and what they were for."""
@@ -184,6 +200,10 @@ def serve(args: argparse.Namespace, orders: Iterable[str]) -> None:
     trainer = Trainer(args)
     print(json.dumps({"parameters": trainer.parameters()}), flush=True)
     for order in orders:
+        if order.strip() == "rest":
+            trainer.rest()
+            print("{}", flush=True)
+            continue
         losses = [trainer.step() for _ in range(int(order))]
         print(json.dumps({"losses": losses, "costs": trainer.costs()}), flush=True)
 
