@@ -36,6 +36,8 @@
 #include <string_view>
 #include <vector>
 
+#include "zinf/block.h"
+#include "zinf/move.h"
 #include "zinf/slab.h"
 #include "zinf/status.h"
 #include "zinf/store.h"
@@ -79,24 +81,10 @@ enum class Use : std::uint8_t {
   kReplace,  // as kChange, and the old content does not matter
 };
 
-// Memory of a tier. The bytes of a device's are not for the host to touch.
-struct Block {
-  std::span<std::byte> bytes;
-  std::shared_ptr<void> owner;
-};
 // kOverBudget when there is none now.
 using Allocate = std::function<Result<Block>(std::size_t bytes)>;
 // Blocks from a pool. A SlabPool is a handle: the copy is the same pool.
 Allocate slab_memory(SlabPool pool);
-
-// A read or write under way. Thread-safe; its memory must stay until wait() has
-// returned or done() was true. The destructor waits.
-class Move {
- public:
-  virtual ~Move() = default;
-  virtual bool done() = 0;    // never waits
-  virtual Status wait() = 0;  // may be called again; gives the same answer
-};
 
 // What is below a tier's memory. Thread-safe; states are named by what add()
 // gave for them.
@@ -306,7 +294,6 @@ std::unique_ptr<Move> store_read(Store& store, StateId id,
                                  std::span<std::byte> into);
 std::unique_ptr<Move> store_write(Store& store, StateId id,
                                   std::span<const std::byte> from);
-std::unique_ptr<Move> finished_move(Status outcome);
 
 // Moves bytes between a device's memory and the host's and waits for it.
 struct DeviceCopies {

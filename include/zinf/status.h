@@ -26,6 +26,7 @@ enum class Code : std::uint8_t {
   kCorrupt,      // data was read, but it is not what was written
   kUnsupported,  // this system or file system cannot do it
   kCancelled,    // given up because its owner shut down
+  kGone,         // another rank has ended
 };
 
 // "invalid", "no space", ...

@@ -66,6 +66,8 @@ std::string_view code_name(Code code) {
       return "unsupported";
     case Code::kCancelled:
       return "cancelled";
+    case Code::kGone:
+      return "gone";
   }
   return "?";
 }

@@ -95,16 +95,6 @@ class HostRead final : public Move {
   Status status_ ZINF_GUARDED_BY(mutex_);
 };
 
-class Finished final : public Move {
- public:
-  explicit Finished(Status status) : status_(std::move(status)) {}
-  bool done() override { return true; }
-  Status wait() override { return status_; }
-
- private:
-  const Status status_;
-};
-
 class HostBacking final : public Backing {
  public:
   HostBacking(Residency& host, DeviceCopies copies, AddState add)
@@ -167,10 +157,6 @@ std::unique_ptr<Move> store_read(Store& store, StateId id,
 std::unique_ptr<Move> store_write(Store& store, StateId id,
                                   std::span<const std::byte> from) {
   return std::make_unique<StoreWrite>(store.put(id, from));
-}
-
-std::unique_ptr<Move> finished_move(Status outcome) {
-  return std::make_unique<Finished>(std::move(outcome));
 }
 
 std::shared_ptr<Backing> store_backing(Store& store) {
