@@ -15,32 +15,46 @@ ALLOWED = {
     "src/mem": {"src/base"},
     "src/optim": {"src/base"},
     "src/sched": {"src/base"},
+    "src/shard": {"src/base"},
     "src/tier": {"src/base", "src/io", "src/mem"},
-    "src/engine": {"src/base", "src/io", "src/mem", "src/sched", "src/tier"},
+    "src/engine": {"src/base", "src/io", "src/mem", "src/sched", "src/shard", "src/tier"},
     "cli": {"src/base"},
     "adapters/emulated": {"src/base"},
-    "adapters/torch": {"src/base", "src/engine", "src/io", "src/mem", "src/optim", "src/sched", "src/tier"},
+    "adapters/mpi": {"src/base", "src/shard"},
+    "adapters/torch": {
+        "src/base",
+        "src/engine",
+        "src/io",
+        "src/mem",
+        "src/optim",
+        "src/sched",
+        "src/shard",
+        "src/tier",
+    },  # fmt: skip
     "python/src": {"src/base", "adapters/emulated", "adapters/torch", "src/io", "src/optim"},
 }
 
 # Which folder a public header belongs to.
 PUBLIC = {
-    "src/base": {"bytes", "log", "machine", "status", "thread_pool", "version"},
+    "src/base": {"block", "bytes", "log", "machine", "move", "status", "thread_pool", "version"},
     "src/io": {"disk", "fault_injector", "io", "io_bench", "memory_disk"},
     "src/mem": {"arena", "budget", "slab"},
     "src/optim": {"adam", "cast", "dtype"},
     "src/sched": {"plan", "trace", "trace_book"},
+    "src/shard": {"collectives", "comm", "exchange", "partition"},
     "src/tier": {"residency", "store"},
-    "src/engine": {"host_memory", "host_tier", "nvme_path"},
+    "src/engine": {"gather_tier", "host_memory", "host_tier", "nvme_path"},
+    "adapters/mpi": {"mpi_comm"},
     "adapters/torch": {"engine", "engine_stats", "error", "need", "optim", "zinf"},
 }
-PUBLIC_FOLDERS = ("include/", "adapters/torch/include/")
+PUBLIC_FOLDERS = ("include/", "adapters/mpi/include/", "adapters/torch/include/")
 # Folders whose public headers these may include too, but not the private ones.
 PUBLIC_ONLY = {"cli": {"src/io", "src/mem", "src/optim", "src/tier"}}
 # What only these folders may include.
 FENCED = {
     r"^(torch|ATen|c10|pybind11)/": ("adapters/emulated", "adapters/torch", "python/src"),
     r"^liburing\.h": ("src/io",),
+    r"^mpi\.h": ("adapters/mpi",),
     r"^xxhash\.h": ("src/tier",),
 }
 

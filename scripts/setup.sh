@@ -7,7 +7,7 @@
 
 packages=(g++ cmake ninja-build ccache pkg-config make python3 python3-venv
   python3-dev liburing-dev nlohmann-json3-dev libcli11-dev libgtest-dev
-  librapidcheck-dev libxxhash-dev fortunes)
+  librapidcheck-dev libxxhash-dev libopenmpi-dev openmpi-bin fortunes)
 [ "${1:-}" = --lint ] && packages+=(clang-19 clang-tidy-19 libclang-rt-19-dev)
 
 # A tool counts as there when its command is, whoever installed it.
