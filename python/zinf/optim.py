@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -82,14 +83,14 @@ class AdamW(torch.optim.Optimizer):
         micro_batches: int = 1,
     ):
         _C.check_adamw_options(
-            lr=float(lr),
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            max_grad_norm=max_grad_norm,
+            lr=_number("lr", lr),
+            betas=_two_numbers("betas", betas),
+            eps=_number("eps", eps),
+            weight_decay=_number("weight_decay", weight_decay),
+            max_grad_norm=None if max_grad_norm is None else _number("max_grad_norm", max_grad_norm),
             update=str(update),
             master=str(master),
-            micro_batches=micro_batches,
+            micro_batches=_whole_number("micro_batches", micro_batches),
         )
         self.max_grad_norm = max_grad_norm
         self.master = master
@@ -342,3 +343,21 @@ def _check_state(parameter: torch.Tensor, state: dict[str, Any]) -> None:
         if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
             shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise ValueError(f"{name} is {shape}, its parameter has shape {tuple(parameter.shape)}")
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, numbers.Real | torch.Tensor) and not isinstance(value, bool):
+        return float(value)
+    raise ValueError(f"{name} is {value!r}, must be a number")
+
+
+def _two_numbers(name: str, values: Any) -> tuple[float, float]:
+    if not isinstance(values, tuple | list) or len(values) != 2:
+        raise ValueError(f"{name} is {values!r}, must be two numbers")
+    return _number(name, values[0]), _number(name, values[1])
+
+
+def _whole_number(name: str, value: Any) -> int:
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    raise ValueError(f"{name} is {value!r}, must be a whole number")

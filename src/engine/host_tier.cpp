@@ -33,9 +33,15 @@ Status HostTierOptions::validate() const {
   if (nvme.empty() && states == Where::kNvme) {
     complain("states are to live on NVMe, but no nvme path is given");
   }
-  for (const auto& [path, limit] : nvme) {
+  for (auto at = nvme.begin(); at != nvme.end(); ++at) {
+    const std::string& path = at->path;
     std::error_code error;
-    if (!std::filesystem::is_directory(path, error)) {
+    auto is_this = [&](const NvmePath& other) {
+      return std::filesystem::equivalent(path, other.path, error);
+    };
+    if (std::any_of(nvme.begin(), at, is_this)) {
+      complain("nvme path \"" + path + "\" is given twice");
+    } else if (!std::filesystem::is_directory(path, error)) {
       complain("nvme path \"" + path + "\" is not a directory");
     } else if (access(path.c_str(), W_OK | X_OK) != 0) {
       complain("nvme path \"" + path + "\" may not be written to");

@@ -1,7 +1,10 @@
 """zinf's Adam against torch itself, bit by bit."""
 
+import re
+
 import pytest
 import torch
+import zinf
 from zinf import _C
 
 SIZES = [1, 3, 7, 8, 9, 15, 16, 17, 33, 1000, 4096, 65_541]
@@ -298,3 +301,23 @@ def test_equals_torch_on_a_model_of_odd_sizes():
         optimizer.zero_grad()
         for one, p in zip(ours, model.parameters(), strict=True):
             assert_same(one.weight, p, f"step {step}")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_grad_norm": "a"}, "max_grad_norm is 'a', must be a number"),
+        ({"max_grad_norm": 0}, "max_grad_norm is 0, must be positive"),
+        ({"lr": None}, "lr is None, must be a number"),
+        ({"lr": -1}, "lr is -1, must not be negative"),
+        ({"betas": 0.9}, "betas is 0.9, must be two numbers"),
+        ({"betas": (0.9, "b")}, "betas is 'b', must be a number"),
+        ({"eps": True}, "eps is True, must be a number"),
+        ({"micro_batches": 1.5}, "micro_batches is 1.5, must be a whole number"),
+        ({"update": "sometimes"}, 'update is "sometimes", must be "step" or "backward"'),
+    ],
+    ids=lambda value: str(value),
+)
+def test_wrong_options_are_named(options, text):
+    with pytest.raises((ValueError, RuntimeError), match=re.escape(text)):
+        zinf.AdamW([torch.nn.Parameter(torch.zeros(3))], **options)

@@ -313,6 +313,11 @@ def test_nvme_path_that_is_no_directory(tmp_path):
             zinf.Engine(nvme=[tmp_path, tmp_path / name / "below"], weights="nvme")
 
 
+def test_nvme_path_that_is_given_twice(tmp_path):
+    with pytest.raises(ValueError, match="nvme path .* is given twice"):
+        zinf.Engine(nvme=[tmp_path, f"{tmp_path}/."])
+
+
 def test_nvme_path_that_takes_no_files():
     with pytest.raises(ValueError, match='nvme path "/proc" takes no files.*name a directory'):
         zinf.Engine(nvme="/proc")
