@@ -192,6 +192,7 @@ def need(args: argparse.Namespace) -> dict:
     plain = Trainer(args)
     result = {"parameters": plain.parameters(), "activations": plain.activations()}
     del plain
+    gc.collect()  # a large model does not fit twice
     args.plain = False
     return {**result, "least": Trainer(args).least()}
 
