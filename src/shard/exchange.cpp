@@ -573,9 +573,11 @@ void Exchange::Impl::stop(const Status& why) {
 }
 
 Status Exchange::Impl::explain(const Status& error) {
-  constexpr auto kPatience = std::chrono::seconds(1);
+  constexpr auto kPatience = std::chrono::seconds(10);
+  const auto end = std::chrono::steady_clock::now() + kPatience;
   MutexLock lock(mutex_);
-  if (failed_.ok() && error.code() == Code::kGone) {
+  while (failed_.ok() && error.code() == Code::kGone &&
+         std::chrono::steady_clock::now() < end) {
     changed_.wait_for(mutex_, kPatience);
   }
   return failed_.ok() ? error : failed_;

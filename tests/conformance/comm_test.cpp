@@ -28,9 +28,9 @@ TEST_P(CommConformance, Holds) {
 INSTANTIATE_TEST_SUITE_P(Threads, CommConformance,
                          testing::Combine(testing::Values(1, 2, 3, 4),
                                           testing::ValuesIn(comm_cases())),
-                         [](const auto& info) {
-                           return std::get<1>(info.param).name + "_" +
-                                  std::to_string(std::get<0>(info.param));
+                         [](const auto& each) {
+                           return std::get<1>(each.param).name + "_" +
+                                  std::to_string(std::get<0>(each.param));
                          });
 
 }  // namespace
