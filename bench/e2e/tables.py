@@ -81,7 +81,7 @@ class WhatIf:
             ('update="backward", not "step"', ("--update", "step"), {}),
         ]
         if self.setting.bf16:
-            variants.append(('master="split", not "plain" (bf16)', ("--master", "plain"), {}))
+            variants = [('master="split", not "plain"', ("--master", "plain"), {})]
         return [
             (f"what it gives: {variant[0]}; {key}", lambda key=key, variant=variant: self.run(key, *variant))
             for key in ("states", "nothing")
