@@ -73,7 +73,7 @@ struct UnitSpec {
   std::uint32_t element_bytes = 0;
 };
 
-// Thread-safe.
+// Thread-safe. What it gives to wait for must not outlive it.
 class Exchange {
  public:
   // The keeper must outlive it.
