@@ -51,10 +51,10 @@ class GatherTier {
     std::uint32_t unit = 0;  // of the exchange
     StateRef whole;          // of residency()
   };
-  // A unit whose slice of this rank is this state of the host's tier. It must
-  // be removed after the whole.
+  // A unit whose slice of this rank is this state of the host's tier, which
+  // must be removed after it. On one thread, in the same order on all ranks.
   Result<Split> add(const UnitSpec& spec, StateRef slice, void* owner);
-  void remove(StateRef whole);
+  void remove(const Split& split);
 
   // What so many passes have made is what is read from now on. What was
   // gathered before stays until outdate().
@@ -63,7 +63,7 @@ class GatherTier {
 
   // The slices are new: the whole is gathered again when it is used. Where
   // somebody has its address, it is gathered at once, to the same place.
-  Status outdate(StateRef whole);
+  Status outdate(const Split& split);
 
   Residency& residency();
   Exchange& exchange();

@@ -9,16 +9,8 @@
 #include "src/base/strf.h"
 
 namespace zinf {
-namespace {
 
-// This rank's slice and the others'.
-struct Below {
-  std::uint32_t unit = 0;
-  StateRef slice;
-};
-
-}  // namespace
-
+// Below the wholes are the units of the exchange, by their numbers.
 class GatherTier::Impl final : public Keeper, public Backing {
  public:
   Impl(HostTier& host, GatherTierOptions options)
@@ -26,23 +18,19 @@ class GatherTier::Impl final : public Keeper, public Backing {
 
   Status start(std::shared_ptr<Comm> comm);
 
-  // What every part of the tier knows of a state, by its number below.
-  Below below(std::uint32_t state) const {
+  Result<Split> add_unit(const UnitSpec& spec, StateRef slice, void* owner);
+  StateRef slice_of(std::uint32_t unit) const {
     MutexLock lock(mutex_);
-    return below_.at(state);
+    return units_.at(unit).slice;
   }
   Status settle(std::uint32_t unit) const {
     return options_.settle ? options_.settle(unit) : Status();
   }
   // A state of the host's tier, pinned.
   Result<Block> held(StateRef state, Use use);
-  std::string name_of(std::uint32_t unit) const {
-    MutexLock lock(mutex_);
-    return names_.at(unit);
-  }
   // This rank's slice, copied to its place in the whole.
-  Status copy_in(const Below& from, std::span<std::byte> whole);
-  Status gather(const Below& from, std::span<std::byte> whole);
+  Status copy_in(std::uint32_t unit, std::span<std::byte> whole);
+  Status gather(std::uint32_t unit, std::span<std::byte> whole);
 
   // Keeper.
   Result<Block> slice(std::uint32_t unit, std::uint64_t passes) override;
@@ -54,13 +42,15 @@ class GatherTier::Impl final : public Keeper, public Backing {
   }
 
   // Backing.
-  Result<std::uint32_t> add(const StateSpec& spec) override;
-  Status remove(std::uint32_t state) override;
+  Result<std::uint32_t> add(const StateSpec&) override {
+    return exchange_->next_unit();
+  }
+  Status remove(std::uint32_t unit) override;
   Status discard(std::uint32_t) override { return {}; }
-  bool has_content(std::uint32_t state) const override;
-  std::unique_ptr<Move> read(std::uint32_t state,
+  bool has_content(std::uint32_t unit) const override;
+  std::unique_ptr<Move> read(std::uint32_t unit,
                              std::span<std::byte> into) override;
-  std::unique_ptr<Move> write(std::uint32_t state,
+  std::unique_ptr<Move> write(std::uint32_t unit,
                               std::span<const std::byte> from) override;
   bool due(std::uint64_t) const override { return false; }
   Status commit(std::uint64_t) override { return {}; }
@@ -71,14 +61,13 @@ class GatherTier::Impl final : public Keeper, public Backing {
   std::atomic<std::uint64_t> passes_ = 0;
   std::unique_ptr<Exchange> exchange_;
 
+  struct Unit {
+    std::string name;
+    StateRef slice;
+  };
   mutable Mutex mutex_;
-  std::map<std::uint32_t, Below> below_ ZINF_GUARDED_BY(mutex_);
-  std::map<std::uint32_t, StateRef> slices_ ZINF_GUARDED_BY(mutex_);  // by unit
-  std::map<std::uint32_t, std::string> names_ ZINF_GUARDED_BY(mutex_);
+  std::map<std::uint32_t, Unit> units_ ZINF_GUARDED_BY(mutex_);
   std::map<PartName, StateRef> parts_ ZINF_GUARDED_BY(mutex_);
-  Below next_ ZINF_GUARDED_BY(mutex_);  // of the state that is being added
-  std::uint32_t num_states_ ZINF_GUARDED_BY(mutex_) = 0;
-  std::map<std::uint32_t, Below> wholes_ ZINF_GUARDED_BY(mutex_);  // by index
 
   std::unique_ptr<Residency> residency_;
   std::shared_ptr<void> giver_;
@@ -134,23 +123,19 @@ Status GatherTier::Impl::start(std::shared_ptr<Comm> comm) {
   return {};
 }
 
-Status GatherTier::Impl::copy_in(const Below& from,
+Status GatherTier::Impl::copy_in(std::uint32_t unit,
                                  std::span<std::byte> whole) {
-  ZINF_TRY(exchange_->settled(from.unit, passes_));
-  ZINF_TRY(settle(from.unit));
-  ZINF_ASSIGN(Pin pin, host_.residency().pin(from.slice, Use::kRead));
-  std::span<std::byte> into = exchange_->own_slice(from.unit, whole);
+  ZINF_TRY(exchange_->settled(unit, passes_));
+  ZINF_TRY(settle(unit));
+  ZINF_ASSIGN(Pin pin, host_.residency().pin(slice_of(unit), Use::kRead));
+  std::span<std::byte> into = exchange_->own_slice(unit, whole);
   std::memcpy(into.data(), pin.bytes().data(), into.size());
   return {};
 }
 
 Result<Block> GatherTier::Impl::slice(std::uint32_t unit, std::uint64_t) {
   ZINF_TRY(settle(unit));
-  const StateRef slice = [&] {
-    MutexLock lock(mutex_);
-    return slices_.at(unit);
-  }();
-  return held(slice, Use::kRead);
+  return held(slice_of(unit), Use::kRead);
 }
 
 Result<Block> GatherTier::Impl::held(StateRef state, Use use) {
@@ -161,9 +146,12 @@ Result<Block> GatherTier::Impl::held(StateRef state, Use use) {
 
 // A state of its own: what waits for others may leave memory.
 Result<Block> GatherTier::Impl::room(const PartName& part, std::size_t bytes) {
-  const std::string name =
-      strf("%s, part of rank %d in pass %zu", name_of(part.unit).c_str(),
-           part.rank, static_cast<std::size_t>(part.pass));
+  const std::string unit = [&] {
+    MutexLock lock(mutex_);
+    return units_.at(part.unit).name;
+  }();
+  const std::string name = strf("%s, part of rank %d in pass %zu", unit.c_str(),
+                                part.rank, static_cast<std::size_t>(part.pass));
   ZINF_ASSIGN(StateRef state, host_.add({.unit = name,
                                          .state = "grad",
                                          .dtype = "bytes",
@@ -196,49 +184,60 @@ Status GatherTier::Impl::take(std::uint32_t unit, std::uint64_t pass,
   return options_.taken ? options_.taken(unit, pass) : Status();
 }
 
-Result<std::uint32_t> GatherTier::Impl::add(const StateSpec&) {
+Status GatherTier::Impl::remove(std::uint32_t unit) {
   MutexLock lock(mutex_);
-  below_[num_states_] = next_;
-  slices_[next_.unit] = next_.slice;
-  return num_states_++;
-}
-
-Status GatherTier::Impl::remove(std::uint32_t state) {
-  MutexLock lock(mutex_);
-  slices_.erase(below_.at(state).unit);
-  below_.erase(state);
+  units_.erase(unit);
   return {};
 }
 
-bool GatherTier::Impl::has_content(std::uint32_t state) const {
-  return host_.residency().place(below(state).slice) != Place::kEmpty;
+bool GatherTier::Impl::has_content(std::uint32_t unit) const {
+  return host_.residency().place(slice_of(unit)) != Place::kEmpty;
 }
 
-std::unique_ptr<Move> GatherTier::Impl::read(std::uint32_t state,
+std::unique_ptr<Move> GatherTier::Impl::read(std::uint32_t unit,
                                              std::span<std::byte> into) {
-  const Below from = below(state);
-  host_.residency().prefetch(from.slice);
+  host_.residency().prefetch(slice_of(unit));
   return std::make_unique<Gather>(
-      exchange_->pull(from.unit, passes_, into),
-      [this, from, into] { return copy_in(from, into); });
+      exchange_->pull(unit, passes_, into),
+      [this, unit, into] { return copy_in(unit, into); });
 }
 
-std::unique_ptr<Move> GatherTier::Impl::write(std::uint32_t state,
+std::unique_ptr<Move> GatherTier::Impl::write(std::uint32_t unit,
                                               std::span<const std::byte> from) {
-  const Below to = below(state);
-  Result<Pin> pin = host_.residency().pin(to.slice, Use::kReplace);
+  Result<Pin> pin = host_.residency().pin(slice_of(unit), Use::kReplace);
   if (!pin.ok()) return finished_move(pin.status());
   std::span<std::byte> whole{const_cast<std::byte*>(from.data()), from.size()};
-  std::span<std::byte> mine = exchange_->own_slice(to.unit, whole);
+  std::span<std::byte> mine = exchange_->own_slice(unit, whole);
   std::memcpy(pin->bytes().data(), mine.data(), mine.size());
-  exchange_->edited(to.unit);
+  exchange_->edited(unit);
   return finished_move({});
 }
 
-Status GatherTier::Impl::gather(const Below& from, std::span<std::byte> whole) {
-  auto others = exchange_->pull(from.unit, passes_, whole);
-  ZINF_TRY(copy_in(from, whole));
+Status GatherTier::Impl::gather(std::uint32_t unit,
+                                std::span<std::byte> whole) {
+  auto others = exchange_->pull(unit, passes_, whole);
+  ZINF_TRY(copy_in(unit, whole));
   return others->wait();
+}
+
+Result<GatherTier::Split> GatherTier::Impl::add_unit(const UnitSpec& spec,
+                                                     StateRef slice,
+                                                     void* owner) {
+  const std::uint32_t unit = exchange_->next_unit();
+  {
+    MutexLock lock(mutex_);
+    units_[unit] = {spec.name, slice};
+  }
+  const std::uint64_t bytes = spec.elements * spec.element_bytes;
+  ZINF_ASSIGN(StateRef whole,
+              residency_->add({.unit = spec.name,
+                               .state = "whole",
+                               .dtype = "bytes",
+                               .shape = {bytes},
+                               .bytes = bytes},
+                              Home::kBelow, owner, Worth::kLow));
+  exchange_->add(spec);  // from here on others may ask for it
+  return Split{unit, whole};
 }
 
 GatherTier::GatherTier(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -257,46 +256,22 @@ Status GatherTier::finish() { return impl_->exchange_->finish(); }
 
 Result<GatherTier::Split> GatherTier::add(const UnitSpec& spec, StateRef slice,
                                           void* owner) {
-  const std::uint64_t bytes = spec.elements * spec.element_bytes;
-  const std::uint32_t unit = impl_->exchange_->next_unit();
-  {
-    MutexLock lock(impl_->mutex_);
-    impl_->next_ = {unit, slice};
-    impl_->names_[unit] = spec.name;
-  }
-  ZINF_ASSIGN(StateRef whole,
-              impl_->residency_->add({.unit = spec.name,
-                                      .state = "whole",
-                                      .dtype = "bytes",
-                                      .shape = {bytes},
-                                      .bytes = bytes},
-                                     Home::kBelow, owner, Worth::kLow));
-  {
-    MutexLock lock(impl_->mutex_);
-    impl_->wholes_[whole.index] = {unit, slice};
-  }
-  impl_->exchange_->add(spec);  // from here on others may ask for it
-  return Split{unit, whole};
+  return impl_->add_unit(spec, slice, owner);
 }
 
-void GatherTier::remove(StateRef whole) {
-  impl_->residency_->remove(whole);
-  MutexLock lock(impl_->mutex_);
-  impl_->wholes_.erase(whole.index);
+void GatherTier::remove(const Split& split) {
+  impl_->residency_->remove(split.whole);
 }
 
 void GatherTier::set_passes(std::uint64_t passes) { impl_->passes_ = passes; }
 std::uint64_t GatherTier::passes() const { return impl_->passes_; }
 
-Status GatherTier::outdate(StateRef whole) {
-  impl_->residency_->evict(whole);
-  if (impl_->residency_->place(whole) == Place::kAbsent) return {};
-  ZINF_ASSIGN(Pin pin, impl_->residency_->pin(whole, Use::kRead));
-  const Below below = [&] {
-    MutexLock lock(impl_->mutex_);
-    return impl_->wholes_.at(whole.index);
-  }();
-  return impl_->gather(below, pin.bytes());
+Status GatherTier::outdate(const Split& split) {
+  Residency& residency = *impl_->residency_;
+  residency.evict(split.whole);
+  if (residency.place(split.whole) == Place::kAbsent) return {};
+  ZINF_ASSIGN(Pin pin, residency.pin(split.whole, Use::kRead));
+  return impl_->gather(split.unit, pin.bytes());
 }
 
 Residency& GatherTier::residency() { return *impl_->residency_; }

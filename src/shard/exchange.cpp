@@ -158,6 +158,7 @@ class Exchange::Impl {
   Status add_part(const PartName& part);
   Status note_close(int rank, std::uint64_t pass, std::size_t num_units);
   Status compare_units_locked(int rank) const ZINF_REQUIRES(mutex_);
+  Status note_end(int rank);
   Status hand_over(std::uint64_t pass, const Passes::Complete& complete);
   Status end_pass_if_over(std::uint64_t pass);
 
@@ -201,9 +202,8 @@ Status Exchange::Impl::finish() {
     send_header(*words, peer, Lane::kGrads, end);
   });
   ZINF_TRY(words->wait());
+  ZINF_TRY(note_end(comm_->rank()));
   MutexLock lock(mutex_);
-  ZINF_TRY(passes_.leave(comm_->rank()));
-  changed_.notify_all();
   while (failed_.ok() && !passes_.all_left()) changed_.wait(mutex_);
   return failed_;
 }
@@ -434,27 +434,36 @@ Status Exchange::Impl::wait_for_edits(int peer, const Header& header) {
 }
 
 void Exchange::Impl::take_grads(int peer) {
+  bool ended = false;  // but it serves on, and may still fail
   while (true) {
     Header header;
     Status status =
         comm_->receive(peer, Lane::kGrads, bytes_of(header))->wait();
-    if (!status.ok()) return stop(status);
-    if (header.kind == Kind::kFailed) {
-      auto why = receive_text(peer, header);
-      return stop(why.ok() ? Status::error(Code::kGone, *why) : why.status());
+    if (!status.ok()) return ended ? void() : stop(status);
+    switch (header.kind) {
+      case Kind::kPart:
+        status = receive_part(peer, header);
+        break;
+      case Kind::kClose:
+        status = note_close(peer, header.number, header.unit);
+        break;
+      case Kind::kEnd:
+        ended = true;
+        status = note_end(peer);
+        break;
+      default: {
+        auto why = receive_text(peer, header);
+        return stop(why.ok() ? Status::error(Code::kGone, *why) : why.status());
+      }
     }
-    if (header.kind == Kind::kEnd) {
-      MutexLock lock(mutex_);
-      status = passes_.leave(peer);
-      changed_.notify_all();
-    }
-    if (status.ok() && header.kind == Kind::kEnd) return;
-    if (!status.ok()) return fail(status);
-    status = header.kind == Kind::kPart
-                 ? receive_part(peer, header)
-                 : note_close(peer, header.number, header.unit);
     if (!status.ok()) return fail(status);
   }
+}
+
+Status Exchange::Impl::note_end(int rank) {
+  MutexLock lock(mutex_);
+  changed_.notify_all();
+  return passes_.leave(rank);
 }
 
 Status Exchange::Impl::receive_part(int peer, const Header& header) {

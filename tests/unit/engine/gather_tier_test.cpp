@@ -83,14 +83,15 @@ class Rank {
     for (const auto& move : moves) ZINF_TRY(move->wait());
     gather_->set_passes(pass + 1);
     for (int unit = 0; unit < kUnits; ++unit) {
-      ZINF_TRY(gather_->outdate(whole(unit)));
+      ZINF_TRY(gather_->outdate(split(unit)));
     }
     return {};
   }
 
-  StateRef whole(int unit) const {
-    return splits_[static_cast<std::size_t>(unit)].whole;
+  const GatherTier::Split& split(int unit) const {
+    return splits_[static_cast<std::size_t>(unit)];
   }
+  StateRef whole(int unit) const { return split(unit).whole; }
   Residency& residency() { return gather_->residency(); }
   GatherTier& gather() { return *gather_; }
   HostTier& host() { return *host_; }
@@ -178,7 +179,7 @@ TEST_P(GatherTierOf, AChangeOfTheWholeIsKeptInTheSlices) {
       for (float& value : floats(pin.bytes())) value = 5;
     }
     ZINF_TRY(rank.residency().flush());
-    ZINF_TRY(rank.gather().outdate(rank.whole(3)));
+    ZINF_TRY(rank.gather().outdate(rank.split(3)));
     ZINF_ASSIGN(Pin pin, rank.residency().pin(rank.whole(3), Use::kRead));
     EXPECT_TRUE(std::ranges::all_of(floats(pin.bytes()),
                                     [](float value) { return value == 5; }));
