@@ -102,6 +102,8 @@ class Exchange {
   std::unique_ptr<Move> push(std::uint32_t unit, std::uint64_t pass,
                              std::span<const std::byte> gradient);
   // This rank has changed its slice by other means than a pass, as all do.
+  // REQUIRES that no rank reads what was there before any more: nothing here
+  // waits for that.
   void edited(std::uint32_t unit);
   // This rank has no more gradients for it. Passes are closed in their order,
   // from 0 on.

@@ -4,8 +4,8 @@
 // Below it is this rank's slice, a state of the host's tier like any other, and
 // the other ranks' slices, which the Exchange brings. To read a unit is to
 // gather it; to write it is to keep this rank's slice, as every rank makes the
-// same changes. So a whole that is not needed costs nothing but its memory, and
-// leaves it first.
+// same changes (when no other rank reads it: see Exchange::edited()). So a
+// whole that is not needed costs nothing but its memory, and leaves it first.
 #pragma once
 
 #include <cstdint>

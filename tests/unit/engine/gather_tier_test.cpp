@@ -12,6 +12,7 @@
 #include "src/base/strf.h"
 #include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
+#include "zinf/collectives.h"
 
 namespace zinf {
 namespace {
@@ -40,7 +41,7 @@ std::span<float> floats(std::span<std::byte> bytes) {
 class Rank {
  public:
   Rank(std::shared_ptr<Comm> comm, std::uint64_t limit_bytes)
-      : rank_(comm->rank()), size_(comm->size()) {
+      : rank_(comm->rank()), size_(comm->size()), comm_(comm) {
     host_ = ok(HostTier::create(ok(HostMemory::create(limit_bytes)),
                                 {.nvme = {{dir_.path()}}}, nullptr));
     gather_ = ok(GatherTier::create(
@@ -94,6 +95,7 @@ class Rank {
   StateRef whole(int unit) const { return split(unit).whole; }
   Residency& residency() { return gather_->residency(); }
   GatherTier& gather() { return *gather_; }
+  Comm& comm() { return *comm_; }
   HostTier& host() { return *host_; }
 
  private:
@@ -130,6 +132,7 @@ class Rank {
 
   const int rank_;
   const int size_;
+  const std::shared_ptr<Comm> comm_;
   TempDir dir_;
   std::shared_ptr<HostTier> host_;
   std::unique_ptr<GatherTier> gather_;
@@ -177,6 +180,7 @@ TEST_P(GatherTierOf, AChangeOfTheWholeIsKeptInTheSlices) {
     {
       ZINF_ASSIGN(Pin pin, rank.residency().pin(rank.whole(3), Use::kChange));
       for (float& value : floats(pin.bytes())) value = 5;
+      ZINF_TRY(barrier(rank.comm())->wait());  // all have read it
     }
     ZINF_TRY(rank.residency().flush());
     ZINF_TRY(rank.gather().outdate(rank.split(3)));

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -193,7 +194,7 @@ class Rank final : public Keeper {
   int number() const { return comm_->rank(); }
 
   std::unique_ptr<Exchange> exchange;
-  std::uint32_t fails_at = ~0U;
+  std::atomic<std::uint32_t> fails_at = ~0U;
 
  private:
   const std::shared_ptr<Comm> comm_;
@@ -322,8 +323,8 @@ TEST(Exchange, ARankWithFewerParametersIsTold) {
 
 TEST(Exchange, AFailureReachesAllRanks) {
   const auto outcomes = run(3, [](Rank& rank) -> Status {
-    rank.build();
     if (rank.number() == 1) rank.fails_at = 4;
+    rank.build();
     ZINF_TRY(rank.train(0, in_order(), always));
     return rank.exchange->finish();
   });
