@@ -108,7 +108,7 @@ class Exchange::Impl {
   Partition partition(std::uint32_t unit) const;
   std::span<std::byte> own_slice(std::uint32_t unit,
                                  std::span<std::byte> whole) const {
-    return slice_of(unit_at(unit), comm_->rank(), whole);
+    return slice_of(shape_of(unit), comm_->rank(), whole);
   }
   std::unique_ptr<Move> pull(std::uint32_t unit, std::uint64_t passes,
                              std::span<std::byte> into);
@@ -134,9 +134,14 @@ class Exchange::Impl {
     std::thread requests;
     std::thread grads;
   };
-  std::span<std::byte> slice_of(const Unit& unit, int rank,
-                                std::span<std::byte> whole) const;
-  Unit unit_at(std::uint32_t index) const;
+  // What it takes to find a slice.
+  struct Shape {
+    Partition partition;
+    std::size_t element_bytes;
+  };
+  Shape shape_of(std::uint32_t unit) const;
+  static std::span<std::byte> slice_of(const Shape& shape, int rank,
+                                       std::span<std::byte> whole);
   Mutex& order_with(int peer) {
     return peers_[static_cast<std::size_t>(peer)].order;
   }
@@ -246,9 +251,10 @@ Partition Exchange::Impl::partition(std::uint32_t unit) const {
   return units_.at(unit).partition;
 }
 
-Exchange::Impl::Unit Exchange::Impl::unit_at(std::uint32_t index) const {
+Exchange::Impl::Shape Exchange::Impl::shape_of(std::uint32_t unit) const {
   MutexLock lock(mutex_);
-  return units_.at(index);
+  const Unit& about = units_.at(unit);
+  return {about.partition, about.spec.element_bytes};
 }
 
 void Exchange::Impl::send_header(Bundle& bundle, int peer, Lane lane,
@@ -256,11 +262,11 @@ void Exchange::Impl::send_header(Bundle& bundle, int peer, Lane lane,
   bundle.add(comm_->send(peer, lane, bundle.keep(bytes_of(header))));
 }
 
-std::span<std::byte> Exchange::Impl::slice_of(
-    const Unit& unit, int rank, std::span<std::byte> whole) const {
-  const Slice slice = unit.partition.slice(rank);
-  const std::size_t each = unit.spec.element_bytes;
-  return whole.subspan(slice.begin * each, slice.size() * each);
+std::span<std::byte> Exchange::Impl::slice_of(const Shape& shape, int rank,
+                                              std::span<std::byte> whole) {
+  const Slice slice = shape.partition.slice(rank);
+  return whole.subspan(slice.begin * shape.element_bytes,
+                       slice.size() * shape.element_bytes);
 }
 
 Header Exchange::Impl::header_for(Kind kind, std::uint32_t unit,
@@ -282,11 +288,11 @@ Header Exchange::Impl::header_for(Kind kind, std::uint32_t unit,
 std::unique_ptr<Move> Exchange::Impl::pull(std::uint32_t unit,
                                            std::uint64_t passes,
                                            std::span<std::byte> into) {
-  const Unit about = unit_at(unit);
+  const Shape shape = shape_of(unit);
   auto moves = bundle();
   Header header = header_for(Kind::kPull, unit, passes);
   for_others([&](int peer) {
-    std::span<std::byte> slice = slice_of(about, peer, into);
+    std::span<std::byte> slice = slice_of(shape, peer, into);
     if (slice.empty()) return;
     header.bytes = slice.size();
     MutexLock order(order_with(peer));
@@ -313,20 +319,20 @@ Status Exchange::Impl::settled(std::uint32_t unit, std::uint64_t passes) {
 std::unique_ptr<Move> Exchange::Impl::push(
     std::uint32_t unit, std::uint64_t pass,
     std::span<const std::byte> gradient) {
-  const Unit about = unit_at(unit);
+  const Shape shape = shape_of(unit);
   std::span<std::byte> whole{const_cast<std::byte*>(gradient.data()),
                              gradient.size()};
   auto moves = bundle();
   Header header = header_for(Kind::kPart, unit, pass);
   for_others([&](int peer) {
-    std::span<std::byte> slice = slice_of(about, peer, whole);
+    std::span<std::byte> slice = slice_of(shape, peer, whole);
     if (slice.empty()) return;
     header.bytes = slice.size();
     MutexLock order(order_with(peer));
     send_header(*moves, peer, Lane::kGrads, header);
     moves->add(comm_->send(peer, Lane::kGrads, slice));
   });
-  std::span<std::byte> mine = slice_of(about, comm_->rank(), whole);
+  std::span<std::byte> mine = slice_of(shape, comm_->rank(), whole);
   if (mine.empty()) return moves;
   const PartName part{unit, pass, comm_->rank()};
   Status status;
