@@ -41,21 +41,26 @@ RIVALS = (
 class Script(Watched):
     """The script never waits: it is stopped when it has told of a step, until the next is asked for."""
 
-    def __init__(self, command: list[str], folder: str):
+    def __init__(self, command: list[str], folder: str, environment: dict[str, str] | None = None):
         self._log = os.path.join(folder, "log")
         with open(self._log, "w") as log:
-            super().__init__(command, cwd=folder, env={**os.environ, **ENVIRONMENT}, stderr=log)
+            super().__init__(
+                command, cwd=folder, env=environment or {**os.environ, **ENVIRONMENT}, stderr=log
+            )
+
+    def _signal(self, number: int) -> None:
+        self._process.send_signal(number)
 
     def _built(self) -> int:
         parameters = int(self._find(r"BUILT .* params (\d+)")[1])
-        self._process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
         return parameters
 
     def _step(self, steps: int) -> None:
-        self._process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
         for _ in range(steps):
             self.losses.append(float(self._find(r"step \d+ loss (\S+)")[1]))
-        self._process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def _end(self) -> None:
         self._process.kill()
@@ -87,6 +92,7 @@ class DeepSpeed:
             (f"DeepSpeed, {setting}, {rival.name}", lambda s=setting, r=rival: self.run(s, r))
             for setting in self.settings
             for rival in RIVALS
+            if rival.system in self.bench.args.rivals
         ]
 
     def run(self, setting: Setting, rival: Rival) -> bool:

@@ -17,13 +17,14 @@ import rows
 from context import Bench
 from models import OTHERS, SIZES
 from report import Report, file_name
-from rivals import DeepSpeed
+from rivals import RIVALS, DeepSpeed
 from setting import Setting
-from tables import Sizes, Sweep, WhatIf
+from tables import FirstSteps, Sizes, Sweep, WhatIf
 from watch import WorkerError
 
 PLACES = ("ram", "states", "nothing")
-ROWS = (*PLACES, "deepspeed", "sweep", "what-if", "sizes", "models")
+ROWS = (*PLACES, "deepspeed", "sweep", "what-if", "sizes", "models", "first")
+SYSTEMS = tuple(rival.system for rival in RIVALS)
 TRIAL = "2M"  # the size for trying
 Task = tuple[str, Callable[[], bool]]
 
@@ -47,6 +48,7 @@ def arguments() -> argparse.Namespace:
         action="store_true",
         help="weights in bfloat16, for CPUs that have it: the main table and what-if",
     )
+    parser.add_argument("--rivals", help=f"of --rows deepspeed, any of {','.join(SYSTEMS)} (default: all)")
     parser.add_argument("--deepspeed-python", metavar="PYTHON",
                         default=os.environ.get("ZINF_DEEPSPEED_PYTHON"),
                         help="one that has DeepSpeed (default: $ZINF_DEEPSPEED_PYTHON)")  # fmt: skip
@@ -59,6 +61,9 @@ def arguments() -> argparse.Namespace:
     args.clip = args.clip or ("off" if args.size == TRIAL else "both")
     if unknown := set(args.rows) - set(ROWS):
         parser.error(f"--rows: there is no {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
+    args.rivals = args.rivals.split(",") if args.rivals else list(SYSTEMS)
+    if unknown := set(args.rivals) - set(SYSTEMS):
+        parser.error(f"--rivals: there is no {', '.join(sorted(unknown))}; there are {', '.join(SYSTEMS)}")
     if args.out and os.path.isdir(args.out):
         args.out = os.path.join(args.out, file_name("speed"))
     return args
@@ -103,6 +108,10 @@ def plan(bench: Bench, report: Report) -> list[Task]:
         report.sections.append(rows.section("Other models"))
         others = [Setting(name, first.batch, first.tokens) for name in OTHERS]
         tasks += rows.tasks(bench, report.sections[-1], others, ["states", "nothing"])
+    if "first" in args.rows:
+        first_steps = FirstSteps(bench, all_settings)
+        report.sections.append(first_steps.table)
+        tasks += first_steps.tasks()
     return tasks
 
 

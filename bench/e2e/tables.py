@@ -1,4 +1,4 @@
-"""The further tables of the speed benchmark: budgets, what each part gives, sizes."""
+"""The further tables of the speed benchmark: budgets, what each part gives, sizes, first steps."""
 
 import os
 import statistics
@@ -9,7 +9,7 @@ from pairs import spread
 from report import Section, memory_bytes, plot
 from rows import moved
 from setting import GB, PLACES, Setting
-from watch import Used
+from watch import Used, Worker
 
 NOTHING = PLACES["nothing"]
 
@@ -138,3 +138,39 @@ class Sizes:
                 spread(times), spread([1e9 * time / need.parameters for time in times]),
                 moved(results, need.parameters, NOTHING), f"{zinf.peak_bytes() / GB:.2f}"])  # fmt: skip
         return True
+
+
+class FirstSteps:
+    """From the start of a process to the end of its first step, beside plain PyTorch."""
+
+    def __init__(self, bench: Bench, settings: list[Setting]):
+        self.bench, self.settings = bench, [setting for setting in settings if not setting.clip]
+        self.table = Section(
+            "First steps",
+            "From the start of the process, with its imports and the building of the model, to the end of "
+            "its first step and of what it writes. Medians (least-most) of interleaved pairs of fresh "
+            "processes.",
+            ("model, batch", "place", "plain s", "zinf s", "ratio"))  # fmt: skip
+
+    def tasks(self):
+        return [(f"first steps, {setting}", lambda s=setting: self.run(s)) for setting in self.settings]
+
+    def run(self, setting: Setting) -> bool:
+        bench, place = self.bench, setting.place("states")
+        arguments = place.arguments(bench.need(setting), bench.nvme)
+        bench.end_plain()
+        plain, zinf = [], []
+        for index in range(bench.args.pairs):
+            bench.say(f"pair {index + 1} of {bench.args.pairs}")
+            plain.append(_first_step("--plain", *setting.arguments()))
+            zinf.append(_first_step(*setting.arguments(), *arguments))
+        ratios = [b / a for a, b in zip(plain, zinf, strict=True)]
+        self.table.rows.append(
+            [str(setting), place.name, spread(plain, 1), spread(zinf, 1), spread(ratios, 3)]
+        )
+        return True
+
+
+def _first_step(*arguments: object) -> float:
+    with Worker(*arguments) as worker:
+        return worker.first_seconds
