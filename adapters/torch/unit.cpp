@@ -476,7 +476,7 @@ Leave Unit::leaving() {
   if (escaped_) {
     // To count who uses the storage may need the GIL, and whoever has that may
     // wait for this tier: the mover's thread leaves it to others.
-    if (HostTier::on_mover_thread()) return Leave::kKeep;
+    if (HostTier::on_own_thread()) return Leave::kKeep;
     if (for_good_ || used_elsewhere(*storage, 1)) return Leave::kKeep;
     escaped_ = false;
     detach(storage.get());

@@ -14,9 +14,15 @@
 // says how many passes the content that it wants has behind it, and the answer
 // waits until that many are settled for the unit. The keeper cannot be ahead of
 // the reader: the next pass takes a part from every rank, or its word that
-// there is none. Whatever else changes a unit (its start values, a load) is
-// done by every rank, and counted too: an answer waits for the changes that the
-// reader has made itself.
+// there is none.
+//
+// Note [Changes]: whatever else changes a unit (its start values, a load, a
+// user's edit) is done by every rank, to its whole. Each announces it when it
+// needs the old content no more, and keeps its slice of the new when all have:
+// so nobody is given content that is newer than what it asked for. Changes of a
+// unit are counted, and an answer waits for those that the reader has
+// announced. A rank that closes a pass without a change that another has waited
+// with since before is an error on all.
 //
 // When a rank fails, or finds that another has another model, it tells all
 // others: everything under way fails everywhere, with the reason.
@@ -25,9 +31,11 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "zinf/block.h"
@@ -101,13 +109,21 @@ class Exchange {
   // rank is one. Once per unit and pass, before the pass is closed.
   std::unique_ptr<Move> push(std::uint32_t unit, std::uint64_t pass,
                              std::span<const std::byte> gradient);
-  // This rank has changed its slice by other means than a pass, as all do.
-  // REQUIRES that no rank reads what was there before any more: nothing here
-  // waits for that.
-  void edited(std::uint32_t unit);
   // This rank has no more gradients for it. Passes are closed in their order,
-  // from 0 on.
-  std::unique_ptr<Move> close_pass(std::uint64_t pass);
+  // from 0 on. `what` is what ranks close, for the error when it differs.
+  std::unique_ptr<Move> close_pass(std::uint64_t pass, std::string_view what);
+  // Waits until all ranks have closed it. The units of which some rank has
+  // pushed a part, in their order. Once per pass.
+  Result<std::vector<std::uint32_t>> wait_closed(std::uint64_t pass);
+
+  // This rank needs the content of the unit as it was no more.
+  void announce_change(std::uint32_t unit);
+  // Calls `make` when all have announced what this rank has last: here, or on a
+  // thread of the exchange. It must not wait for another rank.
+  std::unique_ptr<Move> change(std::uint32_t unit,
+                               std::function<Status()> make);
+  // The same for who does not wait for it.
+  void change_later(std::uint32_t unit, std::function<Status()> make);
 
   // Serves others until they have called it too.
   Status finish();

@@ -147,9 +147,9 @@ class HostTier {
   void count_step();
   // Nothing is moved ahead any more.
   void rest();
-  // Whether this is the thread of some engine that moves states ahead: it calls
-  // `leaving` too.
-  static bool on_mover_thread();
+  // Whether this is a thread of some engine's own, which moves states ahead or
+  // serves other ranks: it calls `leaving` too.
+  static bool on_own_thread();
 
   // The files on NVMe lose their names; they are used as before, and gone when
   // the process is.

@@ -249,6 +249,9 @@ class Residency {
   // back or nothing is left to drop. Returns how many. What finds no room below
   // stays in memory, as it is.
   std::uint64_t make_room(std::uint64_t bytes);
+  // As make_room(), but it never waits: of what nobody has pinned, drops what
+  // is the same below; what somebody expects last of all.
+  std::uint64_t drop_idle(std::uint64_t bytes);
   // Why the last state that was to leave memory found no room below, or ok.
   Status refusal() const;
 

@@ -1,14 +1,20 @@
 #include "zinf/gather_tier.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "src/base/mutex.h"
 #include "src/base/strf.h"
+#include "zinf/trace_book.h"
 
 namespace zinf {
+
+// Who only evaluates has no steps: then so many uses are one.
+constexpr std::size_t kMostPositions = std::size_t{1} << 16;
 
 // Below the wholes are the units of the exchange, by their numbers.
 class GatherTier::Impl final : public Keeper, public Backing {
@@ -18,19 +24,29 @@ class GatherTier::Impl final : public Keeper, public Backing {
 
   Status start(std::shared_ptr<Comm> comm);
 
-  Result<Split> add_unit(const UnitSpec& spec, StateRef slice, void* owner);
-  StateRef slice_of(std::uint32_t unit) const {
+  std::uint32_t add_unit(const UnitSpec& spec, std::optional<StateRef> slice);
+  Result<Split> open(std::uint32_t unit, Content content, void* owner);
+  // None: it is empty.
+  std::optional<StateRef> slice_of(std::uint32_t unit) const {
     MutexLock lock(mutex_);
     return units_.at(unit).slice;
   }
-  Status settle(std::uint32_t unit) const {
-    return options_.settle ? options_.settle(unit) : Status();
+  Status settle(std::uint32_t unit, std::uint64_t passes) const {
+    return options_.settle ? options_.settle(unit, passes) : Status();
   }
   // A state of the host's tier, pinned.
   Result<Block> held(StateRef state, Use use);
   // This rank's slice, copied to its place in the whole.
   Status copy_in(std::uint32_t unit, std::span<std::byte> whole);
   Status gather(std::uint32_t unit, std::span<std::byte> whole);
+  Status keep(std::uint32_t unit, std::span<const std::byte> whole);
+  void drop(std::uint32_t unit);
+
+  void announce(std::span<const StateUse> at_once);
+  void end_step();
+  void end_step_locked() ZINF_REQUIRES(ahead_mutex_);
+  // The first wholes of what is expected next.
+  std::vector<StateRef> next_locked() ZINF_REQUIRES(ahead_mutex_);
 
   // Keeper.
   Result<Block> slice(std::uint32_t unit, std::uint64_t passes) override;
@@ -42,12 +58,12 @@ class GatherTier::Impl final : public Keeper, public Backing {
   }
 
   // Backing.
-  Result<std::uint32_t> add(const StateSpec&) override {
-    return exchange_->next_unit();
-  }
-  Status remove(std::uint32_t unit) override;
+  Result<std::uint32_t> add(const StateSpec&) override { return opening_; }
+  Status remove(std::uint32_t) override { return {}; }
   Status discard(std::uint32_t) override { return {}; }
-  bool has_content(std::uint32_t unit) const override;
+  bool has_content(std::uint32_t) const override {
+    return opening_has_content_;
+  }
   std::unique_ptr<Move> read(std::uint32_t unit,
                              std::span<std::byte> into) override;
   std::unique_ptr<Move> write(std::uint32_t unit,
@@ -63,11 +79,23 @@ class GatherTier::Impl final : public Keeper, public Backing {
 
   struct Unit {
     std::string name;
-    StateRef slice;
+    std::uint64_t bytes = 0;  // of the whole
+    std::optional<StateRef> slice = {};
   };
   mutable Mutex mutex_;
   std::map<std::uint32_t, Unit> units_ ZINF_GUARDED_BY(mutex_);
   std::map<PartName, StateRef> parts_ ZINF_GUARDED_BY(mutex_);
+
+  // The unit whose whole is added to the residency now.
+  Mutex opening_mutex_;
+  std::uint32_t opening_ = 0;
+  bool opening_has_content_ = false;
+
+  Mutex ahead_mutex_;
+  TraceBook book_ ZINF_GUARDED_BY(ahead_mutex_);
+  std::map<std::uint32_t, std::uint64_t> bytes_ ZINF_GUARDED_BY(ahead_mutex_);
+  std::uint64_t now_ ZINF_GUARDED_BY(ahead_mutex_) = 0;
+  std::size_t positions_ ZINF_GUARDED_BY(ahead_mutex_) = 0;  // of this step
 
   std::unique_ptr<Residency> residency_;
   std::shared_ptr<void> giver_;
@@ -114,28 +142,41 @@ Status GatherTier::Impl::start(std::shared_ptr<Comm> comm) {
       .allocate = memory.slabs(),
       .backing = {std::shared_ptr<void>(), this},  // it outlives the residency
       .leaving = options_.leaving,
-      .others = [&memory](std::uint64_t bytes) {
-        return memory.make_room(bytes) > 0;
-      }});
+      .others =
+          [&memory](std::uint64_t bytes) {
+            return memory.make_room(bytes) > 0;
+          },
+      .away_limit_bytes = options_.away_bytes});
   giver_ = memory.add_giver(
-      [this](std::uint64_t bytes) { return residency_->make_room(bytes); });
+      // Nobody waits here for another rank: who asks may have to serve it.
+      [this](std::uint64_t bytes) { return residency_->drop_idle(bytes); });
   ZINF_ASSIGN(exchange_, Exchange::create(std::move(comm), *this));
   return {};
 }
 
 Status GatherTier::Impl::copy_in(std::uint32_t unit,
                                  std::span<std::byte> whole) {
-  ZINF_TRY(exchange_->settled(unit, passes_));
-  ZINF_TRY(settle(unit));
-  ZINF_ASSIGN(Pin pin, host_.residency().pin(slice_of(unit), Use::kRead));
+  const std::optional<StateRef> slice = slice_of(unit);
+  if (!slice) return {};
+  const std::uint64_t passes = passes_;
+  ZINF_TRY(exchange_->settled(unit, passes));
+  ZINF_TRY(settle(unit, passes));
+  ZINF_ASSIGN(Pin pin, host_.residency().pin(*slice, Use::kRead));
   std::span<std::byte> into = exchange_->own_slice(unit, whole);
   std::memcpy(into.data(), pin.bytes().data(), into.size());
   return {};
 }
 
-Result<Block> GatherTier::Impl::slice(std::uint32_t unit, std::uint64_t) {
-  ZINF_TRY(settle(unit));
-  return held(slice_of(unit), Use::kRead);
+Result<Block> GatherTier::Impl::slice(std::uint32_t unit,
+                                      std::uint64_t passes) {
+  ZINF_TRY(settle(unit, passes));
+  const std::optional<StateRef> slice = slice_of(unit);
+  if (!slice) {
+    MutexLock lock(mutex_);
+    return Status::error(Code::kInvalid,
+                         units_.at(unit).name + " has no content any more");
+  }
+  return held(*slice, Use::kRead);
 }
 
 Result<Block> GatherTier::Impl::held(StateRef state, Use use) {
@@ -184,19 +225,9 @@ Status GatherTier::Impl::take(std::uint32_t unit, std::uint64_t pass,
   return options_.taken ? options_.taken(unit, pass) : Status();
 }
 
-Status GatherTier::Impl::remove(std::uint32_t unit) {
-  MutexLock lock(mutex_);
-  units_.erase(unit);
-  return {};
-}
-
-bool GatherTier::Impl::has_content(std::uint32_t unit) const {
-  return host_.residency().place(slice_of(unit)) != Place::kEmpty;
-}
-
 std::unique_ptr<Move> GatherTier::Impl::read(std::uint32_t unit,
                                              std::span<std::byte> into) {
-  host_.residency().prefetch(slice_of(unit));
+  if (auto slice = slice_of(unit)) host_.residency().prefetch(*slice);
   return std::make_unique<Gather>(
       exchange_->pull(unit, passes_, into),
       [this, unit, into] { return copy_in(unit, into); });
@@ -204,13 +235,20 @@ std::unique_ptr<Move> GatherTier::Impl::read(std::uint32_t unit,
 
 std::unique_ptr<Move> GatherTier::Impl::write(std::uint32_t unit,
                                               std::span<const std::byte> from) {
-  Result<Pin> pin = host_.residency().pin(slice_of(unit), Use::kReplace);
-  if (!pin.ok()) return finished_move(pin.status());
-  std::span<std::byte> whole{const_cast<std::byte*>(from.data()), from.size()};
-  std::span<std::byte> mine = exchange_->own_slice(unit, whole);
-  std::memcpy(pin->bytes().data(), mine.data(), mine.size());
-  exchange_->edited(unit);
-  return finished_move({});
+  return exchange_->change(unit,
+                           [this, unit, from] { return keep(unit, from); });
+}
+
+Status GatherTier::Impl::keep(std::uint32_t unit,
+                              std::span<const std::byte> whole) {
+  std::span<std::byte> mine = exchange_->own_slice(
+      unit, {const_cast<std::byte*>(whole.data()), whole.size()});
+  if (mine.empty()) return {};
+  if (options_.keep) return options_.keep(unit, mine);
+  ZINF_ASSIGN(Pin pin,
+              host_.residency().pin(slice_of(unit).value(), Use::kReplace));
+  std::memcpy(pin.bytes().data(), mine.data(), mine.size());
+  return {};
 }
 
 Status GatherTier::Impl::gather(std::uint32_t unit,
@@ -220,30 +258,106 @@ Status GatherTier::Impl::gather(std::uint32_t unit,
   return others->wait();
 }
 
-Result<GatherTier::Split> GatherTier::Impl::add_unit(const UnitSpec& spec,
-                                                     StateRef slice,
-                                                     void* owner) {
+std::uint32_t GatherTier::Impl::add_unit(const UnitSpec& spec,
+                                         std::optional<StateRef> slice) {
+  MutexLock lock(mutex_);
   const std::uint32_t unit = exchange_->next_unit();
+  units_[unit] = {spec.name, spec.elements * spec.element_bytes, slice};
+  exchange_->add(spec);  // from here on others may ask for it
+  return unit;
+}
+
+Result<GatherTier::Split> GatherTier::Impl::open(std::uint32_t unit,
+                                                 Content content, void* owner) {
+  StateSpec spec;
   {
     MutexLock lock(mutex_);
-    units_[unit] = {spec.name, slice};
+    const Unit& about = units_.at(unit);
+    spec = {.unit = about.name,
+            .state = "whole",
+            .dtype = "bytes",
+            .shape = {about.bytes},
+            .bytes = about.bytes};
   }
-  const std::uint64_t bytes = spec.elements * spec.element_bytes;
+  MutexLock lock(opening_mutex_);
+  opening_ = unit;
+  opening_has_content_ = content == Content::kInSlices;
   ZINF_ASSIGN(StateRef whole,
-              residency_->add({.unit = spec.name,
-                               .state = "whole",
-                               .dtype = "bytes",
-                               .shape = {bytes},
-                               .bytes = bytes},
-                              Home::kBelow, owner, Worth::kLow));
-  exchange_->add(spec);  // from here on others may ask for it
+              residency_->add(spec, options_.home, owner, Worth::kLow));
+  MutexLock ahead(ahead_mutex_);
+  bytes_[whole.index] = spec.bytes;
   return Split{unit, whole};
+}
+
+void GatherTier::Impl::drop(std::uint32_t unit) {
+  exchange_->announce_change(unit);
+  exchange_->change_later(unit, [this, unit] {
+    {
+      MutexLock lock(mutex_);
+      units_.at(unit).slice.reset();
+    }
+    if (options_.dropped) options_.dropped(unit);
+    return Status();
+  });
+}
+
+void GatherTier::Impl::announce(std::span<const StateUse> at_once) {
+  std::vector<StateRef> next;
+  {
+    MutexLock lock(ahead_mutex_);
+    book_.use(at_once);
+    ++now_;
+    if (++positions_ == kMostPositions) end_step_locked();
+    // After the last use of a step come an update and end_step().
+    if (book_.position() > 0) next = next_locked();
+  }
+  for (StateRef state : next) residency_->prefetch(state);
+}
+
+void GatherTier::Impl::end_step() {
+  std::vector<StateRef> next;
+  {
+    MutexLock lock(ahead_mutex_);
+    end_step_locked();
+    next = next_locked();
+  }
+  for (StateRef state : next) residency_->prefetch(state);
+}
+
+void GatherTier::Impl::end_step_locked() {
+  book_.end_step();
+  positions_ = 0;
+}
+
+// Not beyond the end of the step: there, slices are new.
+std::vector<StateRef> GatherTier::Impl::next_locked() {
+  constexpr std::size_t kPositions = 16;
+  std::vector<StateRef> next;
+  const Trace* trace = book_.trace();
+  if (trace == nullptr || options_.ahead_bytes == 0) return next;
+  std::uint64_t bytes = 0;
+  const std::size_t end =
+      std::min(trace->size(), book_.position() + kPositions);
+  for (std::size_t at = book_.position(); at < end; ++at) {
+    for (const StateUse& use : trace->at(at)) {
+      if (use.kind != UseKind::kRead) continue;
+      bytes += bytes_[use.state];
+      if (bytes > options_.ahead_bytes && !next.empty()) return next;
+      residency_->expect({use.state}, now_, now_ + 1 + at - book_.position());
+      next.push_back({use.state});
+    }
+  }
+  return next;
 }
 
 GatherTier::GatherTier(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-// Others' requests end before what they ask for goes.
-GatherTier::~GatherTier() { impl_->exchange_.reset(); }
+// Moves end before the exchange, and others' requests before what they ask for.
+GatherTier::~GatherTier() {
+  impl_->giver_.reset();
+  impl_->residency_.reset();
+  impl_->exchange_.reset();
+}
 
 Result<std::unique_ptr<GatherTier>> GatherTier::create(
     HostTier& host, std::shared_ptr<Comm> comm, GatherTierOptions options) {
@@ -254,12 +368,24 @@ Result<std::unique_ptr<GatherTier>> GatherTier::create(
 
 Status GatherTier::finish() { return impl_->exchange_->finish(); }
 
-Result<GatherTier::Split> GatherTier::add(const UnitSpec& spec, StateRef slice,
-                                          void* owner) {
-  return impl_->add_unit(spec, slice, owner);
+std::uint32_t GatherTier::add(const UnitSpec& spec,
+                              std::optional<StateRef> slice) {
+  return impl_->add_unit(spec, slice);
 }
 
-void GatherTier::remove(const Split& split) {
+void GatherTier::set_slice(std::uint32_t unit, StateRef slice) {
+  MutexLock lock(impl_->mutex_);
+  impl_->units_.at(unit).slice = slice;
+}
+
+void GatherTier::drop(std::uint32_t unit) { impl_->drop(unit); }
+
+Result<GatherTier::Split> GatherTier::open(std::uint32_t unit, Content content,
+                                           void* owner) {
+  return impl_->open(unit, content, owner);
+}
+
+void GatherTier::close(const Split& split) {
   impl_->residency_->remove(split.whole);
 }
 
@@ -273,6 +399,11 @@ Status GatherTier::outdate(const Split& split) {
   ZINF_ASSIGN(Pin pin, residency.pin(split.whole, Use::kRead));
   return impl_->gather(split.unit, pin.bytes());
 }
+
+void GatherTier::announce(std::span<const StateUse> at_once) {
+  impl_->announce(at_once);
+}
+void GatherTier::end_step() { impl_->end_step(); }
 
 Residency& GatherTier::residency() { return *impl_->residency_; }
 Exchange& GatherTier::exchange() { return *impl_->exchange_; }

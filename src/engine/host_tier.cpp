@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "src/base/mutex.h"
+#include "src/base/start_thread.h"
 #include "src/engine/mover.h"
 #include "src/engine/scratch.h"
 #include "src/engine/wear.h"
@@ -225,7 +226,7 @@ bool HostTier::is_short_of(std::uint64_t bytes) const {
   return others_bytes(usage) + bytes + limit / kShare > limit;
 }
 
-bool HostTier::on_mover_thread() { return Mover::on_its_thread(); }
+bool HostTier::on_own_thread() { return zinf::on_own_thread; }
 
 void HostTier::rest() {
   if (parts_->mover != nullptr) parts_->mover->set_active(false);

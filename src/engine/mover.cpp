@@ -18,8 +18,6 @@ constexpr int kMostAtOnce = 32;  // tasks
 // Smaller requests cost more CPU per byte, and the disk is slower with them.
 constexpr std::uint64_t kRequestBytes = kMiB;
 
-thread_local bool on_thread = false;
-
 // For what comes and goes between two uses.
 std::uint64_t margin(std::uint64_t limit) {
   return std::max<std::uint64_t>(limit / 64, 4 * kMiB);
@@ -256,10 +254,7 @@ std::optional<Mover::Task> Mover::take_task_locked() {
   return std::nullopt;
 }
 
-bool Mover::on_its_thread() { return on_thread; }
-
 void Mover::run() {
-  on_thread = true;
   std::optional<Task> task = next_task();
   while (task) {
     {

@@ -58,7 +58,6 @@ class Mover {
   void set_active(bool active);
 
   MoverStats stats() const;
-  static bool on_its_thread();  // of any mover
 
  private:
   using Clock = std::chrono::steady_clock;

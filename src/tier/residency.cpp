@@ -718,6 +718,9 @@ void Residency::evict(StateRef state) { impl_->evict(state); }
 std::uint64_t Residency::make_room(std::uint64_t bytes) {
   return impl_->make_room_for_others(bytes);
 }
+std::uint64_t Residency::drop_idle(std::uint64_t bytes) {
+  return impl_->drop_idle(bytes);
+}
 Status Residency::refusal() const { return impl_->refusal(); }
 Status Residency::flush() { return impl_->flush(); }
 Status Residency::commit(std::uint64_t step) { return impl_->commit(step); }

@@ -47,6 +47,7 @@ class Residency::Impl {
   };
   std::uint64_t make_room(std::uint64_t bytes, const Goers& goers);
   std::uint64_t make_room_for_others(std::uint64_t bytes);
+  std::uint64_t drop_idle(std::uint64_t bytes);
   Status refusal() const;
   Status flush();
   Status commit(std::uint64_t step);

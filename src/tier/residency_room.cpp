@@ -132,6 +132,23 @@ std::uint64_t Residency::Impl::make_room(std::uint64_t bytes,
   }
 }
 
+std::uint64_t Residency::Impl::drop_idle(std::uint64_t bytes) {
+  MutexLock lock(mutex_);
+  land_finished();
+  std::uint64_t freed = 0;
+  for (bool expected : {false, true}) {
+    for (std::uint32_t i = 0; i < states_.size() && freed < bytes; ++i) {
+      const State& state = states_[i];
+      if (state.place != kResident || state.block.owner == nullptr ||
+          !idle(state) || (state.next_use > now_) != expected) {
+        continue;
+      }
+      freed += drop({i});
+    }
+  }
+  return freed;
+}
+
 Status Residency::Impl::flush() {
   std::vector<StateRef> claimed;
   {

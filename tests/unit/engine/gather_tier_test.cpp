@@ -12,7 +12,6 @@
 #include "src/base/strf.h"
 #include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
-#include "zinf/collectives.h"
 
 namespace zinf {
 namespace {
@@ -80,7 +79,7 @@ class Rank {
           gather_->exchange().push(static_cast<std::uint32_t>(unit), pass,
                                    std::as_bytes(std::span(gradient))));
     }
-    moves.push_back(gather_->exchange().close_pass(pass));
+    moves.push_back(gather_->exchange().close_pass(pass, "a pass"));
     for (const auto& move : moves) ZINF_TRY(move->wait());
     gather_->set_passes(pass + 1);
     for (int unit = 0; unit < kUnits; ++unit) {
@@ -95,7 +94,6 @@ class Rank {
   StateRef whole(int unit) const { return split(unit).whole; }
   Residency& residency() { return gather_->residency(); }
   GatherTier& gather() { return *gather_; }
-  Comm& comm() { return *comm_; }
   HostTier& host() { return *host_; }
 
  private:
@@ -116,8 +114,10 @@ class Rank {
       values[i] = start_of(unit, mine.begin + i);
     }
     slices_.push_back(slice);
+    const std::uint32_t number =
+        gather_->add({name, kElements, sizeof(float)}, slice);
     splits_.push_back(
-        ok(gather_->add({name, kElements, sizeof(float)}, slice, nullptr)));
+        ok(gather_->open(number, GatherTier::Content::kInSlices, nullptr)));
   }
 
   Status update(std::uint32_t unit, std::span<const std::byte> part) {
@@ -179,8 +179,8 @@ TEST_P(GatherTierOf, AChangeOfTheWholeIsKeptInTheSlices) {
   const auto outcomes = run(GetParam(), 0, [](Rank& rank) -> Status {
     {
       ZINF_ASSIGN(Pin pin, rank.residency().pin(rank.whole(3), Use::kChange));
+      rank.gather().exchange().announce_change(3);
       for (float& value : floats(pin.bytes())) value = 5;
-      ZINF_TRY(barrier(rank.comm())->wait());  // all have read it
     }
     ZINF_TRY(rank.residency().flush());
     ZINF_TRY(rank.gather().outdate(rank.split(3)));

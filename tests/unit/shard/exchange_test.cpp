@@ -15,6 +15,7 @@
 
 #include "src/base/mutex.h"
 #include "src/base/strf.h"
+#include "zinf/collectives.h"
 
 namespace zinf {
 namespace {
@@ -164,12 +165,13 @@ class Rank final : public Keeper {
     return whole;
   }
 
-  void edit(std::uint32_t unit, float value) {
-    {
+  std::unique_ptr<Move> edit(std::uint32_t unit, float value) {
+    exchange->announce_change(unit);
+    return exchange->change(unit, [this, unit, value] {
       MutexLock lock(mutex_);
       std::ranges::fill(slices_[unit], value);
-    }
-    exchange->edited(unit);
+      return Status();
+    });
   }
 
   // One pass, over the units in this order.
@@ -186,12 +188,13 @@ class Rank final : public Keeper {
       moves.push_back(exchange->push(
           unit, pass, std::as_bytes(std::span(gradients.back()))));
     }
-    moves.push_back(exchange->close_pass(pass));
+    moves.push_back(exchange->close_pass(pass, "a pass"));
     for (const auto& move : moves) ZINF_TRY(move->wait());
     return exchange->status();
   }
 
   int number() const { return comm_->rank(); }
+  Comm& comm() { return *comm_; }
 
   std::unique_ptr<Exchange> exchange;
   std::atomic<std::uint32_t> fails_at = ~0U;
@@ -364,23 +367,42 @@ TEST(Exchange, ARankThatFinishesEarlyIsNamed) {
       << outcomes[0].text();
 }
 
-TEST(Exchange, AnAnswerWaitsForTheReadersOwnEdits) {
+TEST(Exchange, AnAnswerWaitsForTheReadersOwnChanges) {
   expect_all_ok(run(3, [](Rank& rank) -> Status {
     rank.build();
     if (rank.number() == 1) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
-    rank.edit(4, 3.5F);
+    ZINF_TRY(rank.edit(4, 3.5F)->wait());
     ZINF_ASSIGN(Floats weight, rank.read(4, 0));
     EXPECT_EQ(weight, Floats(kSizes[4], 3.5F));
     return rank.exchange->finish();
   }));
 }
 
-TEST(Exchange, AnEditThatOnlyOneRankMakesIsTold) {
+TEST(Exchange, AChangeWaitsForWhoReadsTheOldContent) {
+  expect_all_ok(run(3, [](Rank& rank) -> Status {
+    rank.build();
+    std::unique_ptr<Move> change;
+    if (rank.number() == 0) change = rank.edit(4, 3.5F);
+    ZINF_TRY(barrier(rank.comm())->wait());
+    if (rank.number() != 0) {
+      ZINF_ASSIGN(Floats weight, rank.read(4, 0));
+      EXPECT_EQ(weight, start_of(4));
+      change = rank.edit(4, 3.5F);
+    }
+    ZINF_TRY(change->wait());
+    ZINF_ASSIGN(Floats weight, rank.read(4, 0));
+    EXPECT_EQ(weight, Floats(kSizes[4], 3.5F));
+    return rank.exchange->finish();
+  }));
+}
+
+TEST(Exchange, AChangeThatOnlyOneRankMakesIsTold) {
   const auto outcomes = run(2, [](Rank& rank) -> Status {
     rank.build();
-    if (rank.number() == 0) rank.edit(4, 3.5F);
+    std::unique_ptr<Move> change;
+    if (rank.number() == 0) change = rank.edit(4, 3.5F);
     ZINF_TRY(rank.train(0,
                         rank.number() == 0 ? std::vector<std::uint32_t>{4}
                                            : std::vector<std::uint32_t>{0},
@@ -388,8 +410,37 @@ TEST(Exchange, AnEditThatOnlyOneRankMakesIsTold) {
     return rank.exchange->finish();
   });
   for (const Status& outcome : outcomes) {
-    EXPECT_NE(outcome.text().find("rank 0 has changed \"layers.4.weight\" 1 "
-                                  "times outside of training, rank 1 0 times"),
+    EXPECT_NE(outcome.text().find("rank 0 has changed \"layers.4.weight\" "
+                                  "outside of training, rank 1 has not"),
+              std::string::npos)
+        << outcome.text();
+  }
+}
+
+TEST(Exchange, WhatAPassHasBroughtIsKnownToAll) {
+  const Uses some = [](int rank, std::uint32_t unit, std::uint64_t) {
+    return unit == 2 || unit == static_cast<std::uint32_t>(rank);
+  };
+  expect_all_ok(run(2, [&](Rank& rank) -> Status {
+    rank.build();
+    ZINF_TRY(rank.train(0, in_order(), some));
+    ZINF_ASSIGN(const auto units, rank.exchange->wait_closed(0));
+    EXPECT_EQ(units, (std::vector<std::uint32_t>{0, 1, 2}));
+    return rank.exchange->finish();
+  }));
+}
+
+TEST(Exchange, RanksThatCloseOtherThingsAreTold) {
+  const auto outcomes = run(2, [](Rank& rank) -> Status {
+    rank.build();
+    const char* what = rank.number() == 0 ? "a backward pass" : "a step";
+    ZINF_TRY(rank.exchange->close_pass(0, what)->wait());
+    ZINF_TRY(rank.exchange->wait_closed(0).status());
+    return rank.exchange->finish();
+  });
+  for (const Status& outcome : outcomes) {
+    EXPECT_NE(outcome.text().find("all ranks must make the same backward "
+                                  "passes and steps"),
               std::string::npos)
         << outcome.text();
   }
