@@ -85,7 +85,8 @@ void prefetch(const AdamItem& item) {
   }
 }
 
-// As autograd would have it: the weight's type and layout.
+}  // namespace
+
 at::Tensor matching(const at::Tensor& grad, const at::Tensor& weight) {
   if (grad.scalar_type() == weight.scalar_type() &&
       grad.strides() == weight.strides()) {
@@ -94,8 +95,6 @@ at::Tensor matching(const at::Tensor& grad, const at::Tensor& weight) {
   return at::empty_like(weight, grad.options().dtype(weight.scalar_type()))
       .copy_(grad);
 }
-
-}  // namespace
 
 Status adam_update_item(const AdamOptions& options, const AdamStep& step,
                         const AdamItem& item, ThreadPool* pool) {
@@ -181,6 +180,7 @@ Status adam_update_all(const AdamOptions& options, float inverse_scale,
                        bool may_wait) {
   std::shared_ptr<ThreadPool> pool = update_pool();
   for (std::size_t i = 0; i < items.size(); ++i) {
+    if (items[i].tensors.weight.numel() == 0) continue;
     AdamStep step{
         .step = items[i].step, .inverse_scale = inverse_scale, .clip = clip};
     if (!may_wait || !LaterUpdate::put_off(options, step, items[i])) {

@@ -54,6 +54,9 @@ struct AdamItem {
 Status adam_update_item(const AdamOptions& options, const AdamStep& step,
                         const AdamItem& item, ThreadPool* pool);
 
+// As autograd would have it: in the weight's type and layout.
+at::Tensor matching(const at::Tensor& grad, const at::Tensor& weight);
+
 // The same for each item in turn; what the next one needs is on its way
 // meanwhile. With `may_wait` some are put off (later_update.h).
 Status adam_update_all(const AdamOptions& options, float inverse_scale,

@@ -7,6 +7,7 @@
 
 #include "adapters/torch/engine.h"
 #include "adapters/torch/error.h"
+#include "adapters/torch/ranks.h"
 #include "adapters/torch/unit.h"
 
 namespace zinf {
@@ -113,7 +114,14 @@ bool BackwardUpdate::on_gradient(const at::Tensor& parameter, bool waits) {
     }
     last = passes_ + 1 == micro_batches_;
   }
-  if (Unit::of(parameter) == nullptr) return false;
+  Unit* unit = Unit::of(parameter);
+  if (unit == nullptr) return false;
+  if (unit->shard() != nullptr) {
+    Ranks& ranks = unit->shard()->ranks;
+    if (last && !waits) ranks.update_inside(update_);
+    ranks.reduce(parameter);
+    return false;
+  }
   if (!last || waits) offer_gradient(parameter);
   return last && !waits;
 }

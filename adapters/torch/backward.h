@@ -44,8 +44,9 @@ class BackwardUpdate final
         fail_(std::move(fail)) {}
 
   // Inside backward, when a gradient was accumulated. True: it is complete and
-  // does not wait for others, so the parameter is to be updated now. Throws
-  // when the pass was not announced.
+  // does not wait for others, so the parameter is to be updated now; never of
+  // one that is split over ranks, which `update` hears of when all have
+  // theirs. Throws when the pass was not announced.
   bool on_gradient(const at::Tensor& parameter, bool waits);
   // In the place of that update: it is made at the end of the pass. For a first
   // step, in which the budget may still refuse something: no weight is changed

@@ -6,6 +6,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "adapters/torch/adam.h"
 #include "adapters/torch/audit.h"
 #include "adapters/torch/error.h"
 #include "adapters/torch/hooks.h"
@@ -13,14 +14,17 @@
 #include "adapters/torch/keys.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/options.h"
+#include "adapters/torch/ranks.h"
 #include "zinf/adam.h"
 #include "zinf/machine.h"
 
 namespace zinf {
 
-std::shared_ptr<Manager> make_manager(const EngineOptions& options) {
+std::shared_ptr<Manager> make_manager(const EngineOptions& options,
+                                      std::shared_ptr<Comm> comm) {
   ManagerOptions checked = manager_options(options);
-  Result<std::shared_ptr<Manager>> manager = Manager::create(checked);
+  Result<std::shared_ptr<Manager>> manager =
+      Manager::create(checked, std::move(comm));
   throw_if_error(manager.status());
   static const std::int64_t wired = wire_operators();
   (void)wired;
@@ -46,6 +50,24 @@ void start_measuring(Manager& manager) {
                               *machine.cgroup_limit_bytes / kLeave);
   }
   manager.tier().start_measuring(most);
+}
+
+static void add_ranks(EngineStats& stats, const RanksStats& ranks) {
+  auto sent = [&](Lane lane) {
+    return ranks.traffic.sent[static_cast<std::size_t>(lane)].bytes;
+  };
+  auto received = [&](Lane lane) {
+    return ranks.traffic.received[static_cast<std::size_t>(lane)].bytes;
+  };
+  stats.rank = ranks.rank;
+  stats.ranks = ranks.ranks;
+  stats.weights_bytes_sent = sent(Lane::kWeights);
+  stats.weights_bytes_received = received(Lane::kWeights);
+  stats.grads_bytes_sent = sent(Lane::kGrads);
+  stats.grads_bytes_received = received(Lane::kGrads);
+  stats.gathered_bytes = ranks.wholes_bytes;
+  stats.peak_gathered_bytes = ranks.wholes_high_bytes;
+  stats.gather_wait_seconds = ranks.wait_seconds;
 }
 
 EngineStats engine_stats(Manager& manager) {
@@ -115,6 +137,7 @@ EngineStats engine_stats(Manager& manager) {
       .faults = Sentinel::num_faults(),
       .audit_violations = stats.violations,
       .undeclared_writes = stats.undeclared_writes};
+  if (Ranks* ranks = manager.ranks()) add_ranks(made, ranks->stats());
   for (const StateWait& wait : step.waits) {
     made.step_waits.emplace_back(wait.name, static_cast<double>(wait.ns) / 1e9);
   }
@@ -137,9 +160,11 @@ void adopt_parameter(const std::shared_ptr<Manager>& manager,
                      const at::Tensor& tensor, const std::string& name,
                      std::size_t tensors, bool later) {
   bool adopted = manager->adopt(tensor, Role::kWeight, {name}, tensors);
+  if (adopted) manager->split(tensor, name);
   if (Unit* unit = Unit::of(tensor)) {
     unit->set_parameter();
     unit->set_parameter_name(name);
+    if (unit->shard() != nullptr) unit->shard()->set_parameter(tensor);
   }
   if (!adopted && later) manager->offer(tensor, Role::kWeight, {name});
   watch_gradients(manager, tensor);
@@ -178,15 +203,15 @@ void adopt_state(const at::Tensor& parameter, const at::Tensor& state,
 
 at::Tensor zeros_for(const at::Tensor& parameter, const std::string& name) {
   Unit* unit = Unit::of(parameter);
-  if (unit != nullptr && !unit->manager()->closed() && parameter.is_cpu() &&
-      parameter.numel() > 0 && parameter.is_non_overlapping_and_dense()) {
-    return Unit::zeros(unit->manager(), parameter.detach(),
+  const at::Tensor kept = shard_of(parameter);
+  if (unit != nullptr && !unit->manager()->closed() && kept.is_cpu() &&
+      kept.numel() > 0 && kept.is_non_overlapping_and_dense()) {
+    return Unit::zeros(unit->manager(), kept.detach(),
                        {unit->full_name().parameter, name});
   }
-  at::Tensor zeros =
-      at::zeros_like(parameter.detach(),
-                     at::TensorOptions().dtype(at::kFloat).device(at::kCPU),
-                     at::MemoryFormat::Preserve);
+  at::Tensor zeros = at::zeros_like(
+      kept.detach(), at::TensorOptions().dtype(at::kFloat).device(at::kCPU),
+      at::MemoryFormat::Preserve);
   adopt_state(parameter, zeros, name);
   return zeros;
 }
@@ -199,8 +224,36 @@ void offer_gradient(const at::Tensor& parameter) {
 
 void consume_gradient(const at::Tensor& parameter) {
   Unit* unit = Unit::of(parameter);
+  const at::Tensor like =
+      unit->shard() != nullptr ? parameter.detach() : parameter.grad();
   parameter.mutable_grad() =
-      Unit::consumed(unit->manager(), parameter.grad(), grad_name(parameter));
+      Unit::consumed(unit->manager(), like, grad_name(parameter));
+  if (unit->shard() == nullptr) return;
+  at::Tensor last;
+  std::lock_guard lock(unit->shard()->mutex);
+  last = std::exchange(unit->shard()->grad, at::Tensor());
+}
+
+at::Tensor shard_of(const at::Tensor& parameter) {
+  Unit* unit = Unit::of(parameter);
+  if (unit == nullptr || unit->shard() == nullptr) return parameter;
+  return unit->shard()->weight;
+}
+
+at::Tensor shard_grad_of(const at::Tensor& parameter) {
+  Unit* unit = Unit::of(parameter);
+  const at::Tensor& grad = parameter.grad();
+  if (unit == nullptr || unit->shard() == nullptr) return grad;
+  Shard& shard = *unit->shard();
+  Unit* whole = Unit::of(grad);
+  if (!grad.defined() || (whole != nullptr && whole->shard().get() == &shard)) {
+    return shard.grad_slice();
+  }
+  // Somebody's own: the same on all ranks.
+  auto begin = static_cast<std::int64_t>(shard.mine.begin);
+  auto end = static_cast<std::int64_t>(shard.mine.end);
+  at::Tensor dense = matching(grad.detach(), parameter.detach());
+  return dense.as_strided({dense.numel()}, {1}).slice(0, begin, end).clone();
 }
 
 bool is_consumed(const at::Tensor& grad) {

@@ -13,13 +13,15 @@
 
 namespace zinf {
 
+class Comm;
 class Manager;
 struct EngineOptions;
 struct UnitName;
 
 // The manager of a new engine, with operators and assignments watched. Throws
 // what is wrong with the options.
-std::shared_ptr<Manager> make_manager(const EngineOptions& options);
+std::shared_ptr<Manager> make_manager(const EngineOptions& options,
+                                      std::shared_ptr<Comm> comm = nullptr);
 void close_manager(Manager& manager);
 
 // As HostMemory does, with all that the machine has left.
@@ -61,6 +63,11 @@ void offer_gradient(const at::Tensor& parameter);
 // Puts a tensor that raises in the place of a managed parameter's gradient.
 void consume_gradient(const at::Tensor& parameter);
 bool is_consumed(const at::Tensor& grad);
+
+// What this rank keeps of a parameter that is split over ranks, and of its
+// gradient: slices, one-dimensional. Of any other: itself.
+at::Tensor shard_of(const at::Tensor& parameter);
+at::Tensor shard_grad_of(const at::Tensor& parameter);
 
 // A plain tensor again.
 void release_tensor(const at::Tensor& tensor);

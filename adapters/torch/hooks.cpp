@@ -7,6 +7,7 @@
 #include "adapters/torch/engine.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/pins.h"
+#include "adapters/torch/ranks.h"
 
 namespace zinf {
 namespace {
@@ -44,8 +45,10 @@ class DataHooks final : public at::impl::VariableHooksInterface {
       manager->offer(to, role, name);
       return;
     }
-    Unit* unit = Unit::of(to.storage().unsafeGetStorageImpl());
-    if (is_parameter) unit->set_parameter();
+    if (is_parameter) {
+      manager->split(at::Tensor(to), name.parameter);
+      Unit::of(to.storage().unsafeGetStorageImpl())->set_parameter();
+    }
   }
 
   TensorBase tensor_data(const TensorBase& t) const override {
@@ -133,6 +136,10 @@ class GradHook final : public torch::autograd::PostAccumulateGradHook {
   void operator()(const torch::autograd::Variable& leaf) override {
     auto manager = manager_.lock();
     if (!manager || manager->closed()) return;
+    Unit* unit = Unit::of(leaf);
+    if (unit != nullptr && unit->shard() != nullptr) {
+      return unit->shard()->ranks.reduce(leaf);
+    }
     const at::Tensor& grad = leaf.grad();
     if (grad.defined()) manager->offer(grad, Role::kGrad, grad_name(leaf));
   }
@@ -151,10 +158,27 @@ void watch_data_assignments() {
   (void)once;
 }
 
+// What is in `grad` must not be added to: it is the ranks' average.
+static void watch_accumulation(const std::shared_ptr<Manager>& manager,
+                               const at::Tensor& leaf) {
+  Unit* unit = Unit::of(leaf);
+  if (unit == nullptr || unit->shard() == nullptr) return;
+  if (std::exchange(unit->shard()->watched, true)) return;
+  leaf.register_hook(
+      [manager = std::weak_ptr(manager),
+       weak = c10::weak_intrusive_ptr(leaf.getIntrusivePtr())](at::Tensor) {
+        auto known = manager.lock();
+        auto impl = weak.lock();
+        if (!known || known->closed() || !impl) return;
+        known->ranks()->before_gradient(at::Tensor(impl));
+      });
+}
+
 void watch_gradients(const std::shared_ptr<Manager>& manager,
                      const at::Tensor& leaf) {
   using namespace torch::autograd::impl;
   if (!leaf.is_leaf() || !leaf.requires_grad()) return;
+  watch_accumulation(manager, leaf);
   auto& slot = post_acc_grad_hooks(leaf);
   if (slot != nullptr) {
     auto* ours = dynamic_cast<GradHook*>(slot.get());

@@ -162,6 +162,12 @@ bool LaterUpdate::run() {
     update(tensor);
   }
   ended = end();
+  // To let go of tensors may need the GIL, and whoever has that may wait for
+  // this thread.
+  if (HostTier::on_own_thread()) {
+    manager_->leave(std::make_shared<AdamItem>(std::move(*ended)));
+    ended.reset();
+  }
   return true;
 }
 

@@ -1,5 +1,6 @@
 #include "adapters/torch/manager.h"
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include "adapters/torch/error.h"
 #include "adapters/torch/keys.h"
 #include "adapters/torch/later_update.h"
+#include "adapters/torch/ranks.h"
 #include "zinf/log.h"
 
 namespace zinf {
@@ -50,8 +52,8 @@ DeferBurials::DeferBurials() { ++deferring; }
 DeferBurials::~DeferBurials() { --deferring; }
 bool DeferBurials::active() { return deferring > 0; }
 
-Result<std::shared_ptr<Manager>> Manager::create(
-    const ManagerOptions& options) {
+Result<std::shared_ptr<Manager>> Manager::create(const ManagerOptions& options,
+                                                 std::shared_ptr<Comm> comm) {
   watch_forks();
   if (in_forked_child()) {
     return Status::error(
@@ -64,12 +66,35 @@ Result<std::shared_ptr<Manager>> Manager::create(
   manager->limit_.emplace(std::move(limit));
   ZINF_ASSIGN(manager->tier_,
               HostTier::create(process_memory(), options.tier, &ask));
+  if (comm != nullptr && comm->size() > 1) {
+    ZINF_ASSIGN(manager->ranks_,
+                Ranks::create(*manager, std::move(comm),
+                              {.stage = options.stage,
+                               .evict_always = options.evict_always,
+                               .prefetch = options.tier.prefetch},
+                              &ask));
+  }
   return manager;
 }
 
+Manager::Manager(const ManagerOptions& options) : options_(options) {}
+
 Manager::~Manager() {
   // The threads behind it are the parent's: nothing can be ended here.
-  if (in_forked_child()) new std::shared_ptr<HostTier>(std::move(tier_));
+  if (in_forked_child()) {
+    new std::unique_ptr<Ranks>(std::move(ranks_));
+    new std::shared_ptr<HostTier>(std::move(tier_));
+  }
+}
+
+void Manager::split(const at::Tensor& parameter, const std::string& name) {
+  Unit* unit = ranks_ == nullptr ? nullptr : Unit::of(parameter);
+  if (unit == nullptr || unit->shard() != nullptr) return;
+  c10::impl::ExcludeDispatchKeyGuard not_born(kOuterKey);
+  auto shard = ranks_->add(parameter, name);
+  throw_if_error(unit->release(parameter.storage().unsafeGetStorageImpl()));
+  Unit::adopt(shared_from_this(), parameter, Role::kWeight, {name},
+              std::move(shard));
 }
 
 DeviceTier& Manager::device_tier(c10::Device device) {
@@ -195,7 +220,10 @@ void Manager::adopt_offered() {
       throw;
     }
     if (adopted) {
-      if (offer.role == Role::kWeight) Unit::of(tensor)->set_parameter();
+      if (offer.role == Role::kWeight) {
+        split(at::Tensor(tensor), offer.name.parameter);
+        Unit::of(tensor)->set_parameter();
+      }
       continue;
     }
     std::lock_guard lock(mutex_);
@@ -216,14 +244,22 @@ void Manager::bury(Unit* unit) {
     live_.erase(unit);
     dead_.push_back(unit);
   }
-  if (!DeferBurials::active()) reap();
+  // A unit may hold what a thread of ours must not let go of.
+  if (!DeferBurials::active() && !HostTier::on_own_thread()) reap();
+}
+
+void Manager::leave(std::shared_ptr<void> something) {
+  std::lock_guard lock(mutex_);
+  left_.push_back(std::move(something));
 }
 
 void Manager::reap() {
+  std::vector<std::shared_ptr<void>> left;
   std::vector<Unit*> dead;
   {
     std::lock_guard lock(mutex_);
     dead.swap(dead_);
+    if (!HostTier::on_own_thread()) left.swap(left_);
   }
   // The last unit may hold the last reference to this manager.
   auto self = shared_from_this();
@@ -245,6 +281,18 @@ std::vector<Unit*> Manager::units() {
   return units;
 }
 
+// Weights first: when not everything fits, the model is what is wanted.
+void Manager::release_units(const std::function<bool(const Unit&)>& which) {
+  for (Role role : {Role::kWeight, Role::kGrad, Role::kState}) {
+    for (Unit* unit : units()) {
+      if (unit->role() == role && which(*unit)) {
+        if (auto storage = unit->storage()) (void)unit->release(storage.get());
+      }
+      unit->drop_reference();
+    }
+  }
+}
+
 void Manager::close() {
   if (in_forked_child() || closed_) return;
   try {
@@ -253,15 +301,11 @@ void Manager::close() {
     // Whoever needs the weight is told.
   }
   tier_->rest();
-  // Weights first: when not everything fits, the model is what is wanted.
-  for (Role role : {Role::kWeight, Role::kGrad, Role::kState}) {
-    for (Unit* unit : units()) {
-      if (unit->role() == role) {
-        if (auto storage = unit->storage()) (void)unit->release(storage.get());
-      }
-      unit->drop_reference();
-    }
+  if (ranks_ != nullptr) {
+    release_units([](const Unit& unit) { return unit.shard() != nullptr; });
+    (void)ranks_->finish();  // others may need slices until then
   }
+  release_units([](const Unit&) { return true; });
   closed_ = true;
   reap();
   tier_->unlink_files();
@@ -273,6 +317,7 @@ void Manager::close() {
   last_.tier = host;
   last_.device = device;
   if (num_units_ > 0) return;  // what does not fit, or is in use
+  ranks_.reset();
   device_tier_.reset();
   tier_.reset();
 }
@@ -282,7 +327,9 @@ void Manager::unlink_files() {
 }
 
 void Manager::count_step() {
-  if (!closed_) tier_->count_step();
+  if (closed_) return;
+  reap();
+  tier_->count_step();
 }
 
 void Manager::fail(std::string why) {

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "adapters/torch/device_tier.h"
 #include "adapters/torch/host_allocator.h"
 #include "adapters/torch/unit.h"
+#include "zinf/comm.h"
 #include "zinf/host_tier.h"
 
 namespace zinf {
@@ -26,6 +28,7 @@ struct ManagerOptions {
   std::uint64_t device_bytes = 0;  // for units on a device; 0: no limit
   bool evict_always = false;       // every unit leaves memory after each use
   bool audit = false;  // look for accesses and writes that were missed
+  int stage = 3;       // see RanksOptions
 };
 
 struct ManagerStats {
@@ -40,18 +43,25 @@ struct ManagerStats {
 };
 
 class LaterUpdate;
+class Ranks;
 
 // Thread-safe.
 class Manager : public std::enable_shared_from_this<Manager> {
  public:
-  static Result<std::shared_ptr<Manager>> create(const ManagerOptions& options);
-  explicit Manager(const ManagerOptions& options) : options_(options) {}
+  // With a group of several ranks, parameters are split over them.
+  static Result<std::shared_ptr<Manager>> create(
+      const ManagerOptions& options, std::shared_ptr<Comm> comm = nullptr);
+  explicit Manager(const ManagerOptions& options);
   ~Manager();
 
   // Makes the tensor's storage a unit if nobody else uses it: false when it
   // was left as it is (and false for what can never be one).
   bool adopt(const at::TensorBase& tensor, Role role, const UnitName& name,
              std::size_t tensors = 1);
+  // A parameter that is a unit becomes split over the ranks, where there are
+  // several.
+  void split(const at::Tensor& parameter, const std::string& name);
+  Ranks* ranks() { return ranks_.get(); }  // null: there is one
   // The same, now or when others have let go of its storage: autograd of a
   // gradient, a loader of a weight.
   void offer(const at::TensorBase& tensor, Role role, const UnitName& name);
@@ -72,6 +82,10 @@ class Manager : public std::enable_shared_from_this<Manager> {
   void enlist(Unit* unit);
   void bury(Unit* unit);
   void reap();
+
+  // Something that a thread of ours must not let go of: the next reap() on
+  // another does.
+  void leave(std::shared_ptr<void> something);
 
   // All units in use, with a reference to each that the caller must drop.
   std::vector<Unit*> units();
@@ -125,6 +139,7 @@ class Manager : public std::enable_shared_from_this<Manager> {
 
   std::optional<HostLimit> limit_;
   std::shared_ptr<HostTier> tier_;
+  std::unique_ptr<Ranks> ranks_;
   std::unique_ptr<DeviceTier> device_tier_;  // made when it is needed
   c10::Device device_ = at::kCPU;            // whose
   ManagerStats last_;                        // when it was closed
@@ -137,12 +152,14 @@ class Manager : public std::enable_shared_from_this<Manager> {
   std::atomic<int> num_units_ = 0;  // not deleted yet
   std::unordered_set<Unit*> live_;
   std::vector<Unit*> dead_;
+  std::vector<std::shared_ptr<void>> left_;
   struct Offer {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     Role role;
     UnitName name;
   };
   std::vector<Offer> offered_;
+  void release_units(const std::function<bool(const Unit&)>& which);
   std::vector<std::weak_ptr<LaterUpdate>> waiting_updates();
   std::vector<std::weak_ptr<LaterUpdate>> later_;  // some are over
   std::atomic<int> num_later_ = 0;                 // that wait

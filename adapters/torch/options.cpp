@@ -92,7 +92,13 @@ ManagerOptions manager_options(const EngineOptions& options) {
     refuse("evict is \"" + options.evict +
            "\", must be \"auto\" or \"always\"");
   }
+  if (options.stage < 1 || options.stage > 3) {
+    refuse("stage is " + std::to_string(options.stage) +
+           ", must be 1 (optimizer states are split over ranks), 2 (gradients "
+           "too) or 3 (weights too)");
+  }
   ManagerOptions made;
+  made.stage = options.stage;
   made.evict_always = options.evict == "always";
   made.audit = options.audit;
   made.host_bytes = bytes_of(options.host_memory, "host_memory");

@@ -1,6 +1,8 @@
 #include "adapters/torch/pins.h"
 
+#include "adapters/torch/hooks.h"
 #include "adapters/torch/manager.h"
+#include "adapters/torch/shard.h"
 
 namespace zinf {
 
@@ -19,7 +21,16 @@ void Pins::add(const c10::Storage& storage, Use use) {
 void Pins::add(const at::TensorBase& tensor, Use use) {
   if (!tensor.defined()) return;
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  if (impl->has_storage()) add(impl->unsafe_storage(), use);
+  if (!impl->has_storage()) return;
+  std::size_t before = added_.size();
+  add(impl->unsafe_storage(), use);
+  if (added_.size() == before) return;
+  // A parameter that was frozen when it was split over ranks.
+  const Unit& unit = *added_.back().unit;
+  if (unit.shard() != nullptr && !unit.shard()->watched &&
+      impl->requires_grad()) {
+    watch_gradients(unit.manager(), at::Tensor(tensor));
+  }
 }
 
 void Pins::add(const c10::IValue& value, Use use) {

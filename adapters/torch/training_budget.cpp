@@ -36,8 +36,9 @@ struct Sizes {
 constexpr std::array<Role, 3> kRoles = {Role::kWeight, Role::kState,
                                         Role::kGrad};
 
+// What this rank keeps of it counts.
 void add_states(Sizes& sizes, const at::Tensor& parameter, bool split) {
-  auto elements = static_cast<std::uint64_t>(parameter.numel());
+  auto elements = static_cast<std::uint64_t>(shard_of(parameter).numel());
   sizes.add(Role::kState, 4 * elements);
   sizes.add(Role::kState, 4 * elements);
   bool half = parameter.scalar_type() == at::kBFloat16 && split;
@@ -48,8 +49,8 @@ void add_states(Sizes& sizes, const at::Tensor& parameter, bool split) {
 
 Sizes sizes_of(const at::Tensor& parameter, bool split) {
   Sizes sizes;
-  sizes.add(Role::kWeight, parameter.nbytes());
-  sizes.add(Role::kGrad, parameter.nbytes());
+  sizes.add(Role::kWeight, shard_of(parameter).nbytes());
+  sizes.add(Role::kGrad, shard_of(parameter).nbytes());
   add_states(sizes, parameter, split);
   return sizes;
 }
@@ -58,7 +59,8 @@ Sizes sizes_of(const at::Tensor& parameter, bool split) {
 Sizes all_of(Manager& manager, const TrainingPlan& plan) {
   Sizes sizes;
   for (Unit* unit : manager.units()) {
-    if (unit->device().is_cpu() && !unit->is_consumed()) {
+    if (unit->device().is_cpu() && !unit->is_consumed() &&
+        unit->shard() == nullptr) {
       sizes.add(unit->role(), unit->bytes());
     }
     unit->drop_reference();
@@ -69,7 +71,7 @@ Sizes all_of(Manager& manager, const TrainingPlan& plan) {
   for (const at::Tensor& parameter : plan.parameters) {
     if (plan.waiting && parameter.is_cpu() && parameter.requires_grad() &&
         !parameter.grad().defined()) {
-      sizes.add(Role::kGrad, parameter.nbytes());
+      sizes.add(Role::kGrad, shard_of(parameter).nbytes());
     }
   }
   return sizes;

@@ -1,6 +1,7 @@
 #include "adapters/torch/unit.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <array>
@@ -14,6 +15,7 @@
 #include "adapters/torch/keys.h"
 #include "adapters/torch/later_update.h"
 #include "adapters/torch/manager.h"
+#include "adapters/torch/ranks.h"
 #include "src/base/align.h"
 #include "zinf/log.h"
 
@@ -48,6 +50,12 @@ c10::intrusive_ptr<c10::StorageImpl> storage_without_memory(
       nullptr, false);
 }
 
+// Of the weight's slice; a gradient's comes and goes on other threads.
+Unit* of_slice(const Unit& whole) {
+  if (whole.role() != Role::kWeight) return nullptr;
+  return Unit::of(whole.shard()->weight);
+}
+
 // The block as a storage's own memory.
 c10::DataPtr plain_pointer(Block block, c10::Device device) {
   auto* owner = new std::shared_ptr<void>(std::move(block.owner));
@@ -72,12 +80,25 @@ void Announcement::add(Unit& unit, UseKind kind) {
   HostTier* tier = &unit.manager()->tier();
   if (tier_ != nullptr && tier != tier_) make();
   tier_ = tier;
-  uses_.push_back({.state = unit.state().index, .kind = kind});
+  if (unit.shard() == nullptr) {
+    uses_.push_back({.state = unit.state().index, .kind = kind});
+    return;
+  }
+  gather_ = &unit.shard()->ranks.gather();
+  wholes_.push_back({.state = unit.state().index, .kind = kind});
+  Unit* slice = of_slice(unit);
+  if (slice == nullptr || !slice->moves()) return;
+  uses_.push_back({.state = slice->state().index, .kind = UseKind::kRead});
 }
 
+// What serves other ranks comes when they ask: it is in no order.
 void Announcement::make() {
-  if (!uses_.empty()) tier_->announce({uses_.data(), uses_.size()});
+  if (!HostTier::on_own_thread()) {
+    if (!uses_.empty()) tier_->announce({uses_.data(), uses_.size()});
+    if (!wholes_.empty()) gather_->announce({wholes_.data(), wholes_.size()});
+  }
   uses_.clear();
+  wholes_.clear();
 }
 
 std::uint64_t hash_of(std::span<const std::byte> bytes) {
@@ -107,24 +128,28 @@ Unit* Unit::of(const at::TensorBase& tensor) {
 
 Unit::Unit(std::shared_ptr<Manager> manager,
            const c10::intrusive_ptr<c10::StorageImpl>& storage, Role role,
-           UnitName name)
+           UnitName name, std::shared_ptr<Shard> shard)
     : manager_(std::move(manager)),
+      shard_(std::move(shard)),
       storage_(storage),
       device_(storage->device()),
       bytes_(storage->nbytes()),
       role_(role),
-      residency_(manager_->residency_of(device_)),
-      stays_(manager_->home_of(role, device_) == Home::kMemory),
+      residency_(shard_ != nullptr ? shard_->ranks.residency()
+                                   : manager_->residency_of(device_)),
+      stays_(shard_ == nullptr &&
+             manager_->home_of(role, device_) == Home::kMemory),
       name_(std::move(name)),
       sentinel_(bytes_, *this) {}
 
 Unit::~Unit() = default;
 
 void Unit::adopt(std::shared_ptr<Manager> manager, const at::TensorBase& tensor,
-                 Role role, UnitName name) {
+                 Role role, UnitName name, std::shared_ptr<Shard> shard) {
   auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
       tensor.storage().unsafeGetStorageImpl());
-  std::unique_ptr<Unit> unit(new Unit(manager, storage, role, std::move(name)));
+  std::unique_ptr<Unit> unit(
+      new Unit(manager, storage, role, std::move(name), std::move(shard)));
   unit->register_state();
   Unit* made = unit.release();
   made->retain();  // until the end of this function
@@ -142,7 +167,17 @@ void Unit::adopt(std::shared_ptr<Manager> manager, const at::TensorBase& tensor,
   made->drop_reference();
 }
 
+void Unit::register_whole(GatherTier::Content content) {
+  std::uint32_t unit =
+      role_ == Role::kGrad ? shard_->grad_unit : shard_->weight_unit;
+  auto split = shard_->ranks.gather().open(unit, content, this);
+  throw_if_error(split.status());
+  split_ = *split;
+  state_ = split_.whole;
+}
+
 void Unit::register_state() {
+  if (shard_ != nullptr) return register_whole(GatherTier::Content::kNone);
   StateSpec spec{.unit = name_.parameter,
                  .state = name_.state,
                  .dtype = "bytes",
@@ -154,11 +189,15 @@ void Unit::register_state() {
 }
 
 at::Tensor Unit::tensor_of(const c10::intrusive_ptr<c10::StorageImpl>& storage,
-                           const at::Tensor& like, at::ScalarType dtype) {
+                           at::IntArrayRef sizes, at::IntArrayRef strides,
+                           at::ScalarType dtype) {
+  // init() must not take what is made here for the model's.
+  c10::impl::ExcludeDispatchKeyGuard not_ours(kOuterKey);
   storage->set_data_ptr_noswap(pointer_to(sentinel_.address()));
   arm(storage.get());
-  at::Tensor tensor = at::empty({0}, like.options().dtype(dtype));
-  tensor.set_(c10::Storage(storage), 0, like.sizes(), like.strides());
+  at::Tensor tensor =
+      at::empty({0}, at::TensorOptions().dtype(dtype).device(device_));
+  tensor.set_(c10::Storage(storage), 0, sizes, strides);
   add_keys(*tensor.unsafeGetTensorImpl());
   return tensor;
 }
@@ -173,7 +212,8 @@ at::Tensor Unit::zeros(std::shared_ptr<Manager> manager, const at::Tensor& like,
   Unit* made = unit.release();
   made->retain();  // until the end of this function
   manager->enlist(made);
-  at::Tensor tensor = made->tensor_of(storage, like, at::kFloat);
+  at::Tensor tensor =
+      made->tensor_of(storage, like.sizes(), like.strides(), at::kFloat);
   made->know(tensor);
   made->drop_reference();
   return tensor;
@@ -186,8 +226,47 @@ at::Tensor Unit::consumed(std::shared_ptr<Manager> manager,
   unit->consumed_ = true;
   unit->retain();  // until the end of this function
   manager->enlist(unit);
-  at::Tensor tensor = unit->tensor_of(storage, like, like.scalar_type());
+  at::Tensor tensor = unit->tensor_of(storage, like.sizes(), like.strides(),
+                                      like.scalar_type());
   unit->drop_reference();
+  return tensor;
+}
+
+at::Tensor Unit::without_content(std::shared_ptr<Manager> manager,
+                                 std::int64_t elements, at::ScalarType dtype,
+                                 UnitName name, Role role) {
+  auto bytes = static_cast<std::size_t>(elements) * c10::elementSize(dtype);
+  if (bytes == 0) {
+    c10::impl::ExcludeDispatchKeyGuard not_ours(kOuterKey);
+    return at::empty({0}, dtype);
+  }
+  auto storage = storage_without_memory(bytes, at::kCPU);
+  std::unique_ptr<Unit> unit(new Unit(manager, storage, role, std::move(name)));
+  unit->register_state();
+  Unit* made = unit.release();
+  made->retain();  // until the end of this function
+  manager->enlist(made);
+  at::Tensor tensor = made->tensor_of(storage, {elements}, {1}, dtype);
+  made->know(tensor);
+  made->drop_reference();
+  return tensor;
+}
+
+at::Tensor Unit::gradient(std::shared_ptr<Manager> manager,
+                          const at::Tensor& parameter,
+                          std::shared_ptr<Shard> shard) {
+  auto storage = storage_without_memory(parameter.nbytes(), at::kCPU);
+  UnitName name{shard->name, std::string(role_name(Role::kGrad))};
+  std::unique_ptr<Unit> unit(new Unit(manager, storage, Role::kGrad,
+                                      std::move(name), std::move(shard)));
+  unit->register_whole(GatherTier::Content::kInSlices);
+  Unit* made = unit.release();
+  made->retain();  // until the end of this function
+  manager->enlist(made);
+  at::Tensor tensor = made->tensor_of(
+      storage, parameter.sizes(), parameter.strides(), parameter.scalar_type());
+  made->know(tensor);
+  made->drop_reference();
   return tensor;
 }
 
@@ -221,12 +300,45 @@ void Unit::take_content(c10::StorageImpl* storage) {
     announcement.make();
     residency_.give(state_,
                     block_of(std::move(old), bytes_, std::move(counted)));
+    if (shard_ != nullptr) announce_change();
     return;
   }
   Result<Pin> pin = residency_.pin(state_, Use::kReplace);
   throw_if_error(pin.status());
   std::memcpy(pin->bytes().data(), data, bytes_);
   storage->set_data_ptr_noswap(pointer_to(sentinel_.address()));
+  if (shard_ != nullptr) announce_change();
+}
+
+void Unit::announce_change() {
+  if (std::exchange(announced_, true)) return;
+  shard_->ranks.announce_change(split_.unit);
+}
+
+// Through an address that was given out.
+void Unit::look_for_edits() {
+  if (hash_of(pin_.bytes()) == escaped_hash_) return;
+  Result<Pin> pin = residency_.pin(state_, Use::kChange);
+  throw_if_error(pin.status());
+  escaped_hash_ = hash_of(pin_.bytes());
+  announce_change();
+}
+
+void Unit::note_edits() {
+  if (shard_ == nullptr || !seen_from_outside()) return;
+  auto storage = storage_.lock();
+  if (storage == nullptr) return;
+  pin(storage.get(), Use::kRead);  // which looks for them
+  unpin(storage.get());
+}
+
+void Unit::outdate() {
+  throw_if_error(shard_->ranks.gather().outdate(split_));
+  std::lock_guard lock(mutex_);
+  if (!escaped_) return;
+  Result<Pin> pin = residency_.pin(state_, Use::kRead);
+  throw_if_error(pin.status());
+  escaped_hash_ = hash_of(pin->bytes());
 }
 
 void Unit::know(const at::TensorBase& tensor) {
@@ -328,12 +440,14 @@ void Unit::pin(c10::StorageImpl* storage, Use use) {
       if (manager_->options().audit && !hash_) note_content();
       attach(storage);
       storage->clear_materializer();
+      if (shard_ != nullptr && escaped_) look_for_edits();
     } else if (change && change_.empty()) {
       Result<Pin> pin = residency_.pin(state_, use);
       throw_if_error(pin.status());
       change_ = std::move(pin).value();
     }
     if (change) {
+      if (shard_ != nullptr) announce_change();
       tell_watch(pin_.bytes());
       hash_.reset();
     }
@@ -371,6 +485,7 @@ void Unit::let_go(c10::StorageImpl* storage) {
   sentinel_.clear();  // a copy that was made meanwhile is old now
   pin_ = {};
   change_ = {};
+  if (std::exchange(announced_, false)) residency_.write(state_);
   if (always) residency_.evict(state_);
 }
 
@@ -454,8 +569,11 @@ void Unit::escape(c10::StorageImpl* storage) {
     ++manager_->violations;
     report_violation(name());
   }
-  Result<Pin> pin = residency_.pin(state_, Use::kChange);
+  // Who only reads a whole must not announce a change that others do not make.
+  bool whole = shard_ != nullptr;
+  Result<Pin> pin = residency_.pin(state_, whole ? Use::kRead : Use::kChange);
   throw_if_error(pin.status());
+  if (whole) escaped_hash_ = hash_of(pin->bytes());
   tell_watch(pin->bytes());
   // Before the pin ends: then the unit may be asked to leave.
   escaped_ = true;
@@ -479,7 +597,12 @@ Leave Unit::leaving() {
     if (HostTier::on_own_thread()) return Leave::kKeep;
     if (for_good_ || used_elsewhere(*storage, 1)) return Leave::kKeep;
     escaped_ = false;
+    auto* data = static_cast<const std::byte*>(
+        storage->_mutable_data_ptr_no_checks().get());
+    bool same = shard_ != nullptr && hash_of({data, bytes_}) == escaped_hash_;
     detach(storage.get());
+    if (same) return Leave::kDrop;
+    if (shard_ != nullptr) shard_->ranks.announce_change(split_.unit);
     return Leave::kChanged;
   }
   hash_.reset();
@@ -523,6 +646,16 @@ void Unit::set_parameter_name(const std::string& parameter) {
 
 void Unit::forget() {
   if (consumed_) return;
+  if (shard_ != nullptr) {
+    Ranks& ranks = shard_->ranks;
+    ranks.gather().close(split_);
+    if (role_ == Role::kGrad) {
+      ranks.drop_gradient(*shard_);
+    } else {
+      ranks.drop(*shard_);
+    }
+    return;
+  }
   if (role_ == Role::kGrad) {
     Announcement announcement;
     announcement.add(*this, UseKind::kFree);

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "adapters/torch/sentinel.h"
+#include "zinf/gather_tier.h"
 #include "zinf/host_tier.h"
 #include "zinf/residency.h"
 #include "zinf/trace.h"
@@ -36,6 +37,7 @@ namespace zinf {
 class LaterUpdate;
 class Manager;
 class Unit;
+struct Shard;
 
 // What a unit holds, and of which parameter.
 struct UnitName {
@@ -69,7 +71,9 @@ class Announcement {
 
  private:
   HostTier* tier_ = nullptr;
+  GatherTier* gather_ = nullptr;
   c10::SmallVector<StateUse, 8> uses_;
+  c10::SmallVector<StateUse, 8> wholes_;
 };
 
 // The same for the same bytes, in this process.
@@ -85,9 +89,20 @@ class Unit final : public FaultServer {
   static Unit* of(c10::StorageImpl* storage);
   static Unit* of(const at::TensorBase& tensor);
 
-  // Makes the tensor's storage a unit.
+  // Makes the tensor's storage a unit; with a shard, the whole of it.
   static void adopt(std::shared_ptr<Manager> manager,
-                    const at::TensorBase& tensor, Role role, UnitName name);
+                    const at::TensorBase& tensor, Role role, UnitName name,
+                    std::shared_ptr<Shard> shard = nullptr);
+  // One-dimensional, of so many elements, on the CPU; what it holds is to be
+  // written first. It takes no memory before that. Of none: no unit.
+  static at::Tensor without_content(std::shared_ptr<Manager> manager,
+                                    std::int64_t elements, at::ScalarType dtype,
+                                    UnitName name, Role role = Role::kWeight);
+  // The whole gradient of a parameter that is split over ranks, above its
+  // slices.
+  static at::Tensor gradient(std::shared_ptr<Manager> manager,
+                             const at::Tensor& parameter,
+                             std::shared_ptr<Shard> shard);
   // An optimizer's state, float32 zeros in the layout of this tensor: it takes
   // no memory before it is used. REQUIRES a dense tensor on the CPU.
   static at::Tensor zeros(std::shared_ptr<Manager> manager,
@@ -131,6 +146,11 @@ class Unit final : public FaultServer {
   // Whether somebody may have its address, or had it until a moment ago.
   bool seen_from_outside();
 
+  // Of a whole: what was changed through an address is announced and kept.
+  void note_edits();
+  // Of a whole: its slices are new. Throws what gathering it has met.
+  void outdate();
+
   void tell_end();  // to the watch, while the content is still there
   void forget();    // the last thing before the end
   void prefetch();
@@ -146,6 +166,8 @@ class Unit final : public FaultServer {
   std::size_t bytes() const { return bytes_; }
   c10::Device device() const { return device_; }
   const std::shared_ptr<Manager>& manager() const { return manager_; }
+  // Of the whole of a parameter, or of its gradient, that is split over ranks.
+  const std::shared_ptr<Shard>& shard() const { return shard_; }
   c10::intrusive_ptr<c10::StorageImpl> storage() const {
     return storage_.lock();
   }
@@ -163,14 +185,19 @@ class Unit final : public FaultServer {
   bool serve_nothing(const std::string& why);
   Unit(std::shared_ptr<Manager> manager,
        const c10::intrusive_ptr<c10::StorageImpl>& storage, Role role,
-       UnitName name);
+       UnitName name, std::shared_ptr<Shard> shard = nullptr);
   // Adds it to its tier.
   void register_state();
+  void register_whole(GatherTier::Content content);
   // A tensor of a storage that leads to this unit alone.
   at::Tensor tensor_of(const c10::intrusive_ptr<c10::StorageImpl>& storage,
-                       const at::Tensor& like, at::ScalarType dtype);
+                       at::IntArrayRef sizes, at::IntArrayRef strides,
+                       at::ScalarType dtype);
   void take_content(c10::StorageImpl* storage);
   void check_usable() const;
+  // Of a whole, whose content is about to be other ranks' too.
+  void announce_change();
+  void look_for_edits();
 
   c10::DataPtr pointer_to(void* data);
   void attach(c10::StorageImpl* storage);
@@ -186,6 +213,7 @@ class Unit final : public FaultServer {
   void tell_watch(std::span<std::byte> content);
 
   const std::shared_ptr<Manager> manager_;
+  const std::shared_ptr<Shard> shard_;
   const c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   const c10::Device device_;
   const std::size_t bytes_;
@@ -195,6 +223,7 @@ class Unit final : public FaultServer {
   UnitName name_;
   bool consumed_ = false;  // there is no state, and no content
   StateRef state_;
+  GatherTier::Split split_;  // of a whole
   Sentinel sentinel_;
   std::atomic<int> references_ = 0;  // data pointers and pins
   std::atomic<bool> is_parameter_ = false;
@@ -214,6 +243,10 @@ class Unit final : public FaultServer {
   bool escaped_ = false;
   bool for_good_ = false;              // see Note [Raw pointers]
   std::optional<std::uint64_t> hash_;  // of the content, when audited
+  // Of a whole: a change of it was announced, and is not kept yet; what it was
+  // when somebody got its address.
+  bool announced_ = false;
+  std::uint64_t escaped_hash_ = 0;
   std::weak_ptr<EditWatch> watch_;
 };
 

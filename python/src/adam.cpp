@@ -8,8 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "adapters/torch/engine.h"
 #include "adapters/torch/error.h"
 #include "adapters/torch/split_master.h"
+#include "adapters/torch/unit.h"
 #include "python/src/bindings.h"
 #include "src/base/strf.h"
 #include "zinf/thread_pool.h"
@@ -78,8 +80,8 @@ using Item = std::pair<at::Tensor, py::dict>;
 
 AdamItem item_of(const at::Tensor& parameter, const py::dict& state) {
   AdamItem item;
-  item.tensors.weight = parameter.detach();
-  item.tensors.grad = parameter.grad();
+  item.tensors.weight = shard_of(parameter).detach();
+  item.tensors.grad = shard_grad_of(parameter);
   item.tensors.exp_avg = tensor_in(state, "exp_avg");
   item.tensors.exp_avg_sq = tensor_in(state, "exp_avg_sq");
   if (state.contains("master")) {
@@ -106,6 +108,11 @@ void py_adam_update_all(const std::vector<Item>& items,
   py::gil_scoped_release release;
   throw_if_error(adam_update_all(options, inverse_scale, clip, all, may_wait));
   for (float* step : steps) *step += 1;
+  for (const auto& [parameter, state] : items) {
+    if (Unit* unit = Unit::of(parameter); unit && unit->shard()) {
+      parameter.unsafeGetTensorImpl()->bump_version();
+    }
+  }
 }
 
 }  // namespace

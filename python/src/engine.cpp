@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "adapters/torch/c10d_comm.h"
 #include "adapters/torch/checkpoint.h"
 #include "adapters/torch/engine.h"
 #include "adapters/torch/error.h"
@@ -15,6 +16,7 @@
 #include "adapters/torch/keys.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/probe.h"
+#include "adapters/torch/ranks.h"
 #include "adapters/torch/split_master.h"
 #include "adapters/torch/training_budget.h"
 #include "python/src/bindings.h"
@@ -86,7 +88,22 @@ py::dict stats_of(Manager& manager) {
   dict["faults"] = stats.faults;
   dict["audit_violations"] = stats.audit_violations;
   dict["undeclared_writes"] = stats.undeclared_writes;
+  dict["rank"] = stats.rank;
+  dict["ranks"] = stats.ranks;
+  dict["weights_bytes_sent"] = stats.weights_bytes_sent;
+  dict["weights_bytes_received"] = stats.weights_bytes_received;
+  dict["grads_bytes_sent"] = stats.grads_bytes_sent;
+  dict["grads_bytes_received"] = stats.grads_bytes_received;
+  dict["gathered_bytes"] = stats.gathered_bytes;
+  dict["peak_gathered_bytes"] = stats.peak_gathered_bytes;
+  dict["gather_wait_seconds"] = stats.gather_wait_seconds;
   return dict;
+}
+
+std::shared_ptr<Comm> comm_of(const std::string& group) {
+  Result<std::unique_ptr<Comm>> comm = make_c10d_comm(group);
+  throw_if_error(comm.status());
+  return std::move(comm).value();
 }
 
 }  // namespace
@@ -98,20 +115,26 @@ void bind_engine(py::module_& module) {
                        const std::optional<std::string>& device_memory,
                        std::vector<std::string> nvme, std::string weights,
                        std::string states, std::string evict, bool audit,
-                       const std::optional<std::string>& nvme_endurance) {
+                       const std::optional<std::string>& nvme_endurance,
+                       const std::optional<std::string>& group, int stage) {
              EngineOptions options = {.nvme = std::move(nvme),
                                       .weights = std::move(weights),
                                       .states = std::move(states),
                                       .evict = std::move(evict),
-                                      .audit = audit};
+                                      .audit = audit,
+                                      .stage = stage};
              if (host_memory) options.host_memory = *host_memory;
              if (device_memory) options.device_memory = *device_memory;
              if (nvme_endurance) options.nvme_endurance = *nvme_endurance;
-             return make_manager(options);
+             py::gil_scoped_release released;
+             return make_manager(options, group ? comm_of(*group) : nullptr);
            }),
            py::kw_only(), py::arg("host_memory"), py::arg("device_memory"),
            py::arg("nvme"), py::arg("weights"), py::arg("states"),
-           py::arg("evict"), py::arg("audit"), py::arg("nvme_endurance"))
+           py::arg("evict"), py::arg("audit"), py::arg("nvme_endurance"),
+           py::arg("group"), py::arg("stage"))
+      .def_property_readonly("ranks", &Manager::ranks,
+                             py::return_value_policy::reference_internal)
       .def("begin_init",
            [](std::shared_ptr<Manager> self) {
              InitMode::begin(std::move(self));

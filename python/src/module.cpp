@@ -53,6 +53,7 @@ PYBIND11_MODULE(_C, module) {
   py::register_local_exception_translator(translate);
   add_budget_error(module);
   zinf::bind_adam(module);
+  zinf::bind_ranks(module);
   zinf::bind_engine(module);
   zinf::bind_optim(module);
   zinf::bind_faults(module);

@@ -37,7 +37,7 @@ class BackwardUpdate:
 
         def update(deferred: Sequence[torch.Tensor]) -> None:
             if (known := this()) is not None:
-                known._update_deferred(deferred)
+                known.update_deferred(deferred)
 
         self._passes = _C.BackwardUpdate(micro_batches, update, fail)
         self._group_of = WeakIdKeyDictionary()  # the index of each parameter's group
@@ -100,12 +100,17 @@ class BackwardUpdate:
         self._update(optimizer, parameter)
 
     @torch.no_grad()
-    def _update_deferred(self, parameters: Sequence[torch.Tensor]) -> None:
+    def update_deferred(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Those that wait until the end of a pass, or until other ranks have their gradients too.
+
+        What another optimizer has is left to it.
+        """
         optimizer = self._optimizer()
         if optimizer is None or _C.Probe.under_way() is not None:
             return
-        optimizer._prepare(parameters)
-        for parameter in parameters:
+        mine = [parameter for parameter in parameters if parameter in self._group_of]
+        optimizer._prepare(mine)
+        for parameter in mine:
             self._update(optimizer, parameter)
 
     def _update(self, optimizer: AdamW, parameter: torch.Tensor) -> None:

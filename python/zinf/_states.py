@@ -14,7 +14,7 @@ NARROW = (torch.bfloat16, torch.float16)  # types of weights that need a master
 def joined(parameter: torch.Tensor, state: dict[str, Any]) -> dict[str, Any]:
     """The state with its master as a float32 tensor, which it is until the next update."""
     return {
-        name: value.join(parameter) if isinstance(value, _C.SplitMaster) else value
+        name: value.join(_C.shard_of(parameter)) if isinstance(value, _C.SplitMaster) else value
         for name, value in state.items()
     }
 
@@ -28,6 +28,6 @@ def copied(parameter: torch.Tensor, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _copy(parameter: torch.Tensor, master: _C.SplitMaster) -> torch.Tensor:
-    copy = master.copy(parameter)
+    copy = master.copy(_C.shard_of(parameter))
     _C.adopt_state(parameter, copy, "master")  # all of them together need not fit in memory
     return copy

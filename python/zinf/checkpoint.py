@@ -7,12 +7,14 @@ import functools
 import io
 import os
 import pickle
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import shutil
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from zinf import _C
+from zinf._parts import Parts, folder_name, folders_in
 from zinf._random import random_states, set_random_states
 from zinf._states import NARROW
 
@@ -20,9 +22,22 @@ if TYPE_CHECKING:
     from zinf.optim import AdamW
 
 Named = tuple[str, str, torch.Tensor]  # unit, state, tensor
+_T = TypeVar("_T")
 
 
-def save(path: str, models: list[torch.nn.Module], optimizers: list[AdamW], extra: Any) -> None:
+def save(
+    path: str, manager: _C.Manager, models: list[torch.nn.Module], optimizers: list[AdamW], extra: Any
+) -> None:
+    if manager.ranks is None:
+        _C.save_tensors(path, *_content(models, optimizers, extra))
+    else:
+        _save_slices(path, manager.ranks, lambda: _content(models, optimizers, extra))
+
+
+def _content(
+    models: list[torch.nn.Module], optimizers: list[AdamW], extra: Any
+) -> tuple[list[Any], int, bytes]:
+    """Tensors, the step and the rest for save_tensors(): of a split parameter what is kept here."""
     for optimizer in optimizers:
         if optimizer._failure is not None:
             raise RuntimeError(
@@ -30,54 +45,92 @@ def save(path: str, models: list[torch.nn.Module], optimizers: list[AdamW], extr
                 "load a good state first"
             )
     steps = [_steps(models, optimizer) for optimizer in optimizers]
+    named = _model_tensors(models)
     meta = {
         "groups": [_groups(models, optimizer) for optimizer in optimizers],
         "steps": steps,
         **random_states(),
         "extra": extra,
+        "layouts": {name: [list(tensor.shape), list(tensor.stride())] for name, _, tensor in named},
     }
-    data = _encode_meta(meta)
     tensors: list[tuple[str, str, torch.Tensor, _C.SplitMaster | None]] = [
-        (*named, None) for named in _model_tensors(models)
+        (name, state, _C.shard_of(tensor), None) for name, state, tensor in named
     ]
     for index, optimizer in enumerate(optimizers):
         for name, key, parameter, value in _states(models, optimizer, index):
             split = isinstance(value, _C.SplitMaster)
-            tensors.append((name, key, parameter, value) if split else (name, key, value, None))
+            tensors.append((name, key, _C.shard_of(parameter), value) if split else (name, key, value, None))
     step = max((step for of in steps for step in of.values()), default=0)
-    _C.save_tensors(path, tensors, step, data)
+    return tensors, step, _encode_meta(meta)
+
+
+def _save_slices(path: str, ranks: _C.Ranks, content: Callable[[], tuple[list[Any], int, bytes]]) -> None:
+    """A store per rank; the directory has its name when all of them are whole."""
+    unfinished = f"{path}.unfinished"
+    folder = os.path.join(unfinished, folder_name(ranks.rank, ranks.size))
+
+    def write() -> None:
+        tensors, step, data = content()
+        _C.save_tensors(folder, [each for each in tensors if each[2].numel() > 0], step, data)
+
+    _on_first(ranks, lambda: _make_room_for(path, unfinished))
+    ranks.flush()
+    _together(ranks, write)
+    _on_first(ranks, lambda: os.rename(unfinished, path))
+
+
+def _make_room_for(path: str, unfinished: str) -> None:
+    if os.path.exists(path):
+        raise ValueError(f"save: {path} exists already: remove it, or choose another name")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
+    os.makedirs(unfinished)
+
+
+def _on_first(ranks: _C.Ranks, do: Callable[[], None]) -> None:
+    _together(ranks, do if ranks.rank == 0 else lambda: None)
+
+
+def _together(ranks: _C.Ranks | None, do: Callable[[], _T]) -> _T:
+    """Every rank does its own; when one has failed all of them raise. Alone: just that."""
+    if ranks is None:
+        return do()
+    failure: Exception | None = None
+    try:
+        done = do()
+    except Exception as error:
+        failure = error
+    failed = ranks.sum(float(failure is not None))
+    if failure is not None:
+        raise failure
+    if failed:
+        raise RuntimeError("another rank has failed at the same place: its message says why")
+    return done
 
 
 def load(
     path: str, manager: _C.Manager, models: list[torch.nn.Module], optimizers: list[AdamW]
 ) -> tuple[int, Any]:
-    reader, meta = _open(path)
-    if len(meta["groups"]) != len(optimizers):
-        raise ValueError(
-            f"{path} was saved with {len(meta['groups'])} optimizers, there are {len(optimizers)}"
-        )
-    for optimizer, groups in zip(optimizers, meta["groups"], strict=True):
-        _check_groups(path, models, optimizer, groups)
-    tensors = _model_tensors(models)
-    expected = list(tensors)
-    for index, (optimizer, steps) in enumerate(zip(optimizers, meta["steps"], strict=True)):
-        expected += _expected_states(models, optimizer, index, steps)
-    for named in expected:
-        reader.check(*named)
+    parts, meta, tensors = _begin_load(
+        path, manager, models, lambda meta: _states_in(path, models, optimizers, meta)
+    )
 
-    with _unfinished(path, manager, optimizers):
+    def read() -> None:
         # What could not be read or written before is whole again when it was replaced: so nothing here may
         # need old content, a weight that of its master neither.
         manager.abandon_updates()
         for optimizer in optimizers:
             for parameter, state in optimizer.state.items():
                 _renewed(parameter, state.get("master"))
-        for named in tensors:
-            reader.read(*named)
+        _read_model(parts, tensors)
         for index, (optimizer, steps) in enumerate(zip(optimizers, meta["steps"], strict=True)):
             _prepare_states(models, optimizer, steps)
             for name, key, parameter, value in _states(models, optimizer, index):
-                reader.read(name, key, _renewed(parameter, value))
+                into = _renewed(parameter, value)
+                parts.read(name, key, parameter if _C.is_split(parameter) else into, into)
+
+    with _unfinished(path, manager, optimizers):
+        _together(manager.ranks, read)
+        _outdate(manager, tensors)
     for model in models:
         model.zero_grad()  # of a step that the saved run has not begun
     for optimizer in optimizers:
@@ -85,21 +138,79 @@ def load(
     for optimizer, groups, steps in zip(optimizers, meta["groups"], meta["steps"], strict=True):
         _restore_groups(models, optimizer, groups, steps)
     set_random_states(meta)
-    return reader.step, meta["extra"]
+    return parts.step, meta["extra"]
 
 
 def load_weights(
     path: str, manager: _C.Manager, models: list[torch.nn.Module], optimizers: list[AdamW]
 ) -> tuple[int, Any]:
     """Weights and buffers alone: what the optimizers have stays."""
-    reader, meta = _open(path)
-    tensors = _model_tensors(models)
-    for named in tensors:
-        reader.check(*named)
+    parts, meta, tensors = _begin_load(path, manager, models, lambda meta: [])
     with _unfinished(path, manager, optimizers):
-        for named in tensors:
-            reader.read(*named)
-    return reader.step, meta["extra"]
+        _together(manager.ranks, lambda: _read_model(parts, tensors))
+        _outdate(manager, tensors)
+    return parts.step, meta["extra"]
+
+
+def _begin_load(
+    path: str,
+    manager: _C.Manager,
+    models: list[torch.nn.Module],
+    states_in: Callable[[dict[str, Any]], list[Named]],
+) -> tuple[Parts, dict[str, Any], list[Named]]:
+    """Refuses what does not fit before anything changes; from here on no rank reads what was there."""
+    tensors = _model_tensors(models)
+
+    def check() -> tuple[Parts, dict[str, Any]]:
+        parts, meta = _open(path, manager)
+        _check(parts, tensors, states_in(meta))
+        return parts, meta
+
+    if manager.ranks is not None:
+        manager.ranks.flush()
+    return *_together(manager.ranks, check), tensors
+
+
+def _states_in(
+    path: str, models: list[torch.nn.Module], optimizers: list[AdamW], meta: dict[str, Any]
+) -> list[Named]:
+    """What a checkpoint must have for the optimizers."""
+    if len(meta["groups"]) != len(optimizers):
+        raise ValueError(
+            f"{path} was saved with {len(meta['groups'])} optimizers, there are {len(optimizers)}"
+        )
+    for optimizer, groups in zip(optimizers, meta["groups"], strict=True):
+        _check_groups(path, models, optimizer, groups)
+    expected: list[Named] = []
+    for index, (optimizer, steps) in enumerate(zip(optimizers, meta["steps"], strict=True)):
+        expected += _expected_states(models, optimizer, index, steps)
+    return expected
+
+
+def _check(parts: Parts, tensors: list[Named], states: list[Named]) -> None:
+    for name, state, tensor in tensors:
+        if state == "buffer":
+            parts.check_buffer(name, tensor)
+        else:
+            parts.check(name, state, tensor)
+    for named in states:
+        parts.check(*named)
+
+
+def _read_model(parts: Parts, tensors: list[Named]) -> None:
+    for name, state, tensor in tensors:
+        if state == "buffer":
+            parts.read_buffer(name, tensor)
+        else:
+            kept = _C.shard_of(tensor) if _C.is_split(tensor) else tensor
+            parts.read(name, state, tensor, kept)
+
+
+def _outdate(manager: _C.Manager, tensors: list[Named]) -> None:
+    """All ranks have written their slices: what was gathered before is old."""
+    if manager.ranks is not None:
+        manager.ranks.sum(0.0)
+        manager.ranks.outdate([tensor for _, _, tensor in tensors if _C.is_split(tensor)])
 
 
 @contextlib.contextmanager
@@ -120,25 +231,25 @@ def _unfinished(path: str, manager: _C.Manager, optimizers: list[AdamW]) -> Iter
 
 def _renewed(parameter: torch.Tensor, value: Any) -> Any:
     """Of a split master a tensor that may be written to."""
-    return value.renew(parameter) if isinstance(value, _C.SplitMaster) else value
+    return value.renew(_C.shard_of(parameter)) if isinstance(value, _C.SplitMaster) else value
 
 
-def _open(path: str) -> tuple[_C.TensorReader, dict[str, Any]]:
+def _open(path: str, manager: _C.Manager) -> tuple[Parts, dict[str, Any]]:
     if not os.path.exists(path):
         raise FileNotFoundError(f"load: {path} does not exist: name a directory that engine.save() has made")
-    if not os.path.isfile(os.path.join(path, "volume.zinf")):
+    folders = folders_in(path)
+    if not folders and not os.path.isfile(os.path.join(path, "volume.zinf")):
         raise ValueError(f"load: {path} is no checkpoint (it has no volume.zinf): {_hint(path)}")
+    rank = 0 if manager.ranks is None else manager.ranks.rank
     try:
-        reader = _C.TensorReader(path)
-        data = reader.extra()
-    except RuntimeError as error:
-        raise RuntimeError(f"load: {path} is no whole checkpoint: {error}") from None
-    if not data:
-        raise ValueError(f"{path} is no checkpoint of an engine, or damaged: see zinf checkpoint verify")
-    try:
-        return reader, _decode(data)
+        parts = Parts(path, folders, rank, _decode)
     except pickle.UnpicklingError as error:
         raise ValueError(f"load: {path} has an extra of types that are not known here") from error
+    except RuntimeError as error:
+        raise RuntimeError(f"load: {path} is no whole checkpoint: {error}") from None
+    if parts.meta is None:
+        raise ValueError(f"{path} is no checkpoint of an engine, or damaged: see zinf checkpoint verify")
+    return parts, parts.meta
 
 
 def _hint(path: str) -> str:

@@ -20,9 +20,12 @@ from torch.nn.modules.module import (
 
 from zinf import _C, _constructors, checkpoint
 from zinf._probe import measure
+from zinf._ranks import SameRandom, end_rank, find_group, share_model
 from zinf._states import joined
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from zinf.optim import AdamW
 
 _engines: set[Engine] = set()  # that are not closed
@@ -39,6 +42,8 @@ class Engine:
     weights, states: "auto", "host" or "nvme": where weights (with their gradients) and optimizer states live.
     evict: "auto", or "always" to drop every unit after each use (for tests).
     audit: look for accesses that interception has missed; costs time.
+    stage: where there are several ranks, what is split over them: 1 optimizer states, 2 gradients too,
+        3 weights too. All ranks of torchrun take part, or those of `group`; the budgets are per process.
     nvme_endurance: bytes that the drives behind nvme are rated for (TBW), together, such as "600TB"; by
         default 0.3 of their size a day for 5 years. For stats() alone.
 
@@ -61,6 +66,8 @@ class Engine:
         evict: str = "auto",
         audit: bool = False,
         nvme_endurance: float | str | None = None,
+        stage: int = 3,
+        group: ProcessGroup | None = None,
     ):
         _constructors.accept_managed()
         _hook_registrations()
@@ -73,6 +80,8 @@ class Engine:
             evict=str(evict),
             audit=bool(audit),
             nvme_endurance=_size(nvme_endurance, "nvme_endurance"),
+            group=find_group(group),
+            stage=_stage(stage),
         )
         self._closed = False
 
@@ -96,15 +105,16 @@ class Engine:
             ...     model = AnyModel(config)
         """
         self._check_open()
-        self._manager.begin_init()
-        _building.append(self)
-        try:
-            yield
-        finally:
-            _building.remove(self)
-            self._manager.end_init()
-            for model in self._roots():
-                self._adopt_parameters(model)
+        with SameRandom(self._manager):
+            self._manager.begin_init()
+            _building.append(self)
+            try:
+                yield
+            finally:
+                _building.remove(self)
+                self._manager.end_init()
+                for model in self._roots():
+                    self._adopt_parameters(model)
 
     def adopt(self, model: torch.nn.Module) -> torch.nn.Module:
         """Takes a model that exists already; returns it.
@@ -120,6 +130,7 @@ class Engine:
                 raise ValueError(f"{name} is managed by another engine: release the model there first")
         for module in model.modules():
             self._released.discard(module)
+        share_model(self._manager, model)
         self._note_module(model)
         self._adopt_parameters(model)
         return model
@@ -197,6 +208,8 @@ class Engine:
             (3221225472, True)
         """
         self._check_open()
+        if self._manager.ranks is not None:
+            raise RuntimeError("probe() measures one process: it does not work with several ranks yet")
         if not callable(step):
             raise TypeError(f"probe() takes a function that runs a step, not a {type(step).__name__}")
         return measure(self, step)
@@ -211,7 +224,7 @@ class Engine:
             >>> engine.save("run/step-100", extra={"epoch": 3})
         """
         self._check_open()
-        checkpoint.save(os.fspath(path), self._roots(), self._optimizers(), extra)
+        checkpoint.save(os.fspath(path), self._manager, self._roots(), self._optimizers(), extra)
 
     def load(self, path: str | os.PathLike[str], only: str | None = None) -> tuple[int, Any]:
         """Brings back what save() has written, into the same models; returns (step, extra).
@@ -277,7 +290,8 @@ class Engine:
         """Between steps: what has come since, or could not be taken before."""
         if self._closed:
             return
-        if self._stale or not all_managed:
+        # With several ranks init() and adopt() alone split a parameter: all must have its values.
+        if self._manager.ranks is None and (self._stale or not all_managed):
             self._stale = not all([self._adopt_parameters(model) for model in self._roots()])
         self._manager.adopt_offered()
 
@@ -315,6 +329,12 @@ def _size(value: float | str | None, name: str) -> str | None:
     return str(int(value))
 
 
+def _stage(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ValueError(f"stage is {value!r}, must be 1, 2 or 3")
+    return int(value)
+
+
 def _paths(nvme: Any) -> list[str]:
     if nvme is None:
         return []
@@ -336,6 +356,7 @@ def _hook_registrations() -> bool:
                 engine._manager.adopt_parameter(parameter, f"{type(module).__name__}.{name}")
 
     def on_module(module: torch.nn.Module, name: str, child: torch.nn.Module | None) -> None:
+        _refuse_replicas(module, child)
         for engine in _engines:
             engine._stale = True
         for engine in _building:
@@ -346,8 +367,19 @@ def _hook_registrations() -> bool:
     return True
 
 
+def _refuse_replicas(module: torch.nn.Module, child: torch.nn.Module | None) -> None:
+    replicas = isinstance(module, torch.nn.parallel.DistributedDataParallel)
+    if replicas and child is not None and any(_C.is_split(p) for p in child.parameters()):
+        raise RuntimeError(
+            "DistributedDataParallel around a model that zinf splits over the ranks: zinf averages its "
+            "gradients already, so train the model itself"
+        )
+
+
 @atexit.register
 def _remove_files() -> None:
     # The process ends: nothing is brought back into memory, only the files go.
     for engine in list(_engines):
+        if engine._manager.ranks is not None:
+            end_rank(engine._manager.ranks)
         engine._manager.unlink_files()

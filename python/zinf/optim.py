@@ -11,6 +11,7 @@ import torch
 
 from zinf import _C
 from zinf._backward import BackwardUpdate
+from zinf._ranks import check_all_split, make_up_passes, ranks_of
 from zinf._states import NARROW, copied
 from zinf.engine import engine_of_manager, note_optimizer
 
@@ -165,27 +166,51 @@ class AdamW(torch.optim.Optimizer):
             fresh = [parameter for parameter in due if not self.state.get(parameter)]
             probe.step(due=due, fresh=fresh, split=self.master == "split")
             return loss
+        ranks = ranks_of(self._parameters())
+        if ranks:
+            check_all_split([p for p in self._parameters() if p.grad is not None])
         self._refresh()
+        for each in ranks:
+            self._make_up(each)
         if float(getattr(self, "found_inf", 0.0)):
+            for each in ranks:
+                each.count_step()
             return loss  # the scaler has found a gradient that is not finite
         scale = getattr(self, "grad_scale", None)
         inverse_scale = 1.0 if scale is None else 1.0 / float(scale)
         groups = [[p for p in group["params"] if self._is_due(p)] for group in self.param_groups]
         updated = [parameter for parameters in groups for parameter in parameters]
         self._prepare(updated)
-        clip = self._clip_factor([parameter.grad for parameter in updated], inverse_scale)
+        together = ranks if updated or self._backward is None else []
+        for each in together:
+            each.begin_step(updated)
         try:
+            clip = self._clip_factor(updated, inverse_scale, ranks)
             for parameters, its_options in zip(groups, options, strict=True):
                 self._update(parameters, its_options, inverse_scale, clip, may_wait=True)
-        except Exception as error:
-            self._failure = str(error)
+        except BaseException as error:
+            self._failure = str(error) or type(error).__name__
+            for each in ranks:
+                each.fail(self._failure)
             raise
+        for each in together:
+            each.end_step(updated)
         if self._backward is not None:
             self._backward.end_step(updated)
+        for each in ranks:
+            each.count_step()
         for manager in _C.managers_of(self._parameters()):
             if manager is not None:
                 manager.count_step()
         return loss
+
+    def _make_up(self, ranks: _C.Ranks) -> None:
+        """Other ranks' backward passes may have had gradients where this one had none."""
+        if self._backward is None:
+            make_up_passes(ranks, 1, None)
+        else:
+            update = None if self.max_grad_norm is not None else self._backward.update_deferred
+            make_up_passes(ranks, self.micro_batches, update)
 
     def _is_due(self, parameter: torch.Tensor) -> bool:
         if parameter.grad is None:
@@ -216,7 +241,7 @@ class AdamW(torch.optim.Optimizer):
         """Everything that can be refused, before anything is changed; budgets only with `check`."""
         if check and any(not self.state[parameter] for parameter in parameters):
             self._check_budget()
-        if any(parameter.grad.is_sparse for parameter in parameters):
+        if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in parameters):
             raise RuntimeError(
                 "zinf.AdamW does not take sparse gradients: build the embedding with sparse=False"
             )
@@ -226,7 +251,7 @@ class AdamW(torch.optim.Optimizer):
             state = self.state[parameter]
             if not state:
                 self._make_state(parameter)
-            elif state["exp_avg"].shape != parameter.shape:
+            elif state["exp_avg"].shape != _C.shard_of(parameter).shape:
                 raise RuntimeError(
                     f"a parameter of shape {tuple(parameter.shape)} had another shape when its states were "
                     "made: give the optimizer a new parameter instead"
@@ -289,11 +314,22 @@ class AdamW(torch.optim.Optimizer):
             if engine is not None:
                 engine._refresh(all_managed=None not in managers)
 
-    def _clip_factor(self, grads: list[torch.Tensor], inverse_scale: float) -> float:
-        """What clip_grad_norm_ would multiply by: the same operations in the same order."""
-        if self.max_grad_norm is None or not grads:
+    def _clip_factor(
+        self, parameters: list[torch.Tensor], inverse_scale: float, ranks: list[_C.Ranks]
+    ) -> float:
+        """What clip_grad_norm_ would multiply by: the same operations in the same order.
+
+        With several ranks the norm is of all ranks' slices, summed in float64.
+        """
+        if self.max_grad_norm is None or not parameters:
             return 1.0
-        total = torch.nn.utils.get_total_norm(grads) * inverse_scale
+        if ranks:
+            slices = [_C.shard_grad_of(parameter) for parameter in parameters]
+            squares = sum(_C.sum_of_squares(grad) for grad in slices if grad is not None and grad.numel() > 0)
+            norm = torch.tensor(ranks[0].sum(float(squares)), dtype=torch.float64).sqrt()
+            total = norm.to(torch.float32) * inverse_scale
+        else:
+            total = torch.nn.utils.get_total_norm([p.grad for p in parameters]) * inverse_scale
         return torch.clamp(self.max_grad_norm / (total + 1e-6), max=1.0).item()
 
     def _make_state(self, parameter: torch.Tensor) -> None:
@@ -308,12 +344,15 @@ class AdamW(torch.optim.Optimizer):
             raise
 
     def _set_master(self, parameter: torch.Tensor, value: torch.Tensor) -> None:
-        if self.master == "split" and _C.SplitMaster.possible(parameter):
-            master = _C.SplitMaster(parameter)
+        kept = _C.shard_of(parameter)
+        own = value is parameter
+        if self.master == "split" and _C.SplitMaster.possible(kept):
+            master = _C.SplitMaster(kept)
             self.state[parameter]["master"] = master
-            if value is not parameter:
-                master.join(parameter).copy_(value)
+            if not own:
+                master.join(kept).copy_(value)
         else:
+            value = kept if own else value
             self._set_state(parameter, "master", value.detach().to("cpu", torch.float32, copy=True))
 
     def _set_state(self, parameter: torch.Tensor, name: str, tensor: torch.Tensor) -> None:
@@ -338,11 +377,12 @@ def _check_state(parameter: torch.Tensor, state: dict[str, Any]) -> None:
         raise ValueError(
             f"these are states of another optimizer: they have {sorted(state)}, not {sorted(missing)}"
         )
+    expected = _C.shard_of(parameter).shape
     for name in state.keys() & {"exp_avg", "exp_avg_sq", "master"}:
         value = state[name]
-        if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+        if not isinstance(value, torch.Tensor) or value.shape != expected:
             shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-            raise ValueError(f"{name} is {shape}, its parameter has shape {tuple(parameter.shape)}")
+            raise ValueError(f"{name} is {shape}, its parameter has shape {tuple(expected)}")
 
 
 def _number(name: str, value: Any) -> float:

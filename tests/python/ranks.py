@@ -1,5 +1,6 @@
 """Scripts that run as several ranks, each a process of its own."""
 
+import concurrent.futures
 import os
 import socket
 import subprocess
@@ -32,12 +33,14 @@ class Ranks:
         ]  # fmt: skip
 
     def outputs(self):
-        """(exit code, what it said) of every rank."""
-        ends = []
-        for process in self.processes:
+        """(exit code, what it said) of every rank, read at once: one could wait for a full pipe."""
+
+        def read(process):
             out, err = process.communicate(timeout=TIMEOUT)
-            ends.append((process.returncode, out + err))
-        return ends
+            return process.returncode, out + err
+
+        with concurrent.futures.ThreadPoolExecutor(len(self.processes)) as pool:
+            return list(pool.map(read, self.processes))
 
     def __enter__(self):
         return self

@@ -74,6 +74,9 @@ struct EngineOptions {
   std::string states = "auto";
   std::string evict = "auto";  // "always": every unit leaves after each use
   bool audit = false;          // looks for missed accesses; slow, for tests
+  // Where there are several ranks, what is split over them: 1 the optimizer's
+  // states, 2 gradients too, 3 weights too.
+  int stage = 3;
 };
 
 struct LoadOptions {

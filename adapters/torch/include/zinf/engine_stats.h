@@ -71,6 +71,17 @@ struct EngineStats {
   std::uint64_t faults = 0;       // reads that a fault has served
   std::uint64_t audit_violations = 0;  // what audit has found
   std::uint64_t undeclared_writes = 0;
+  // Several ranks: what went between this one and others, with the headers of
+  // messages; wholes in memory above the slices; waits for these.
+  int rank = 0;
+  int ranks = 1;
+  std::uint64_t weights_bytes_sent = 0;
+  std::uint64_t weights_bytes_received = 0;
+  std::uint64_t grads_bytes_sent = 0;
+  std::uint64_t grads_bytes_received = 0;
+  std::uint64_t gathered_bytes = 0;
+  std::uint64_t peak_gathered_bytes = 0;
+  double gather_wait_seconds = 0;
 };
 
 }  // namespace zinf

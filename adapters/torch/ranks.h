@@ -1,0 +1,186 @@
+// What an engine does where a model is split over ranks.
+//
+// Note [Passes of ranks]: every backward pass, and every step() that uses
+// gradients which are there after backward, is a pass of the exchange
+// (zinf/exchange.h): it ends on a rank when all ranks have ended theirs. So
+// ranks are at most a pass apart, and between passes they may do what they
+// like.
+//
+//   backward: gradients go to the keepers of their slices as they are complete
+//     (reduce()), and are summed there in the order of ranks. At its end every
+//     parameter that had a gradient on some rank has `p.grad`, the average: a
+//     whole above the slices, which is gathered only when somebody looks.
+//   update="backward": the keeper updates its slice as soon as the sum is
+//     there, on the thread that runs backward; there is no `p.grad`.
+//   step(): when all ranks are there, nobody reads the old weights any more;
+//     each updates its slices.
+//
+// A rank that reads a slice which is to be updated waits for that.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "adapters/torch/shard.h"
+#include "zinf/comm.h"
+#include "zinf/gather_tier.h"
+
+namespace zinf {
+
+class Manager;
+
+struct RanksOptions {
+  // What is split: 1 the optimizer's states, 2 gradients too, 3 weights too.
+  int stage = 3;
+  bool evict_always = false;
+  bool prefetch = true;
+};
+
+struct RanksStats {
+  int rank = 0;
+  int ranks = 1;
+  CommStats traffic;
+  std::uint64_t passes = 0;
+  std::uint64_t wholes_bytes = 0;  // in memory now
+  std::uint64_t wholes_high_bytes = 0;
+  double wait_seconds = 0;  // for gathering
+};
+
+// Thread-safe. The manager must outlive it.
+class Ranks {
+ public:
+  static Result<std::unique_ptr<Ranks>> create(
+      Manager& manager, std::shared_ptr<Comm> comm, const RanksOptions& options,
+      std::function<Leave(StateRef, void* owner)> leaving);
+  ~Ranks();
+
+  int rank() const { return comm_->rank(); }
+  int size() const { return comm_->size(); }
+  Comm& comm() { return *comm_; }
+  Residency& residency() { return gather_->residency(); }
+  GatherTier& gather() { return *gather_; }
+
+  // A parameter becomes split. In the same order on all ranks. Throws when it
+  // cannot be.
+  std::shared_ptr<Shard> add(const at::Tensor& parameter,
+                             const std::string& name);
+  // The parameter has ended here.
+  void drop(const Shard& shard);
+  // Its gradient is dropped here.
+  void drop_gradient(Shard& shard);
+
+  // A whole is about to be changed by who has it pinned.
+  void announce_change(std::uint32_t unit);
+
+  // A backward pass is about to accumulate a gradient of the parameter; inside
+  // backward. What is there already is put aside.
+  void before_gradient(const at::Tensor& parameter);
+  // The gradient of this pass is in `p.grad`: it goes to the keepers.
+  void reduce(const at::Tensor& parameter);
+  // In this pass, gradients are used by this at once: it updates the slices of
+  // those parameters, on the thread that runs backward.
+  using Update = std::function<void(const std::vector<at::Tensor>&)>;
+  void update_inside(Update update);
+  // Backward had no gradient for this rank: the pass is made up for.
+  void make_up_pass(Update update);
+  std::uint64_t passes_since_step() const { return since_step_; }
+
+  // Around the updates of step(); waits until all ranks are there.
+  void begin_step(const std::vector<at::Tensor>& due);
+  void end_step(const std::vector<at::Tensor>& updated);
+  // An optimizer's step is over, with updates or without.
+  void count_step() { since_step_ = 0; }
+
+  // Keeps all changes of wholes in the slices.
+  void flush();
+  // Somebody has changed the slices of these.
+  void outdate(const std::vector<at::Tensor>& parameters);
+
+  // The sum over all ranks, the same on all: each calls it.
+  double sum(double value);
+  // What rank 0 has.
+  void broadcast(std::span<std::byte> content);
+
+  // Serves others until they have ended too. The error of a failed group.
+  Status finish();
+  void fail(const Status& why);
+  RanksStats stats();
+
+ private:
+  class Pass;
+  struct Sent {
+    std::unique_ptr<Move> move;
+    at::Tensor grad;
+  };
+
+  Ranks(Manager& manager, std::shared_ptr<Comm> comm, int stage)
+      : manager_(manager), comm_(std::move(comm)), stage_(stage) {}
+
+  std::shared_ptr<Shard> shard_of_unit(std::uint32_t unit);
+  // Of the tier, on its threads.
+  Status keep(std::uint32_t unit, std::span<const std::byte> slice);
+  Status settle(std::uint32_t unit, std::uint64_t passes);
+  Status add_part(const PartName& part, std::span<const std::byte> bytes);
+  Status take(std::uint32_t unit);
+  void forget(std::uint32_t unit);
+
+  void enter_pass();
+  void leave_pass();  // all of it went well
+  void end_pass();
+  void put_back();
+  void abandon_pass();
+  void send(Shard& shard, const at::Tensor& parameter, const at::Tensor& grad);
+  void wait_for_sent(std::uint64_t most_bytes);
+  // Updates what has come.
+  void update_ready();
+  void set_gradient(const std::shared_ptr<Shard>& shard);
+  // What was `p.grad` and is kept by somebody becomes a tensor of its own.
+  void release_kept(Shard& shard);
+  std::vector<std::shared_ptr<Shard>> shards();
+  // What was changed through addresses that were given out is announced.
+  void look_for_edits();
+  void close(const char* what);
+  void throw_if_failed(const Status& status);
+
+  Manager& manager_;
+  const std::shared_ptr<Comm> comm_;
+  const int stage_;
+  std::unique_ptr<GatherTier> gather_;
+
+  mutable std::mutex mutex_;  // for what follows
+  std::condition_variable changed_;
+  std::map<std::uint32_t, std::shared_ptr<Shard>> shards_;  // by both units
+  bool failed_ = false;
+
+  // Of the pass that is under way; on the thread that runs backward.
+  std::weak_ptr<Pass> pass_;
+  std::set<std::shared_ptr<Shard>> seen_;  // whose gradient is about to come
+  std::set<std::shared_ptr<Shard>> reduced_;
+  std::map<std::shared_ptr<Shard>, at::Tensor> aside_;  // gradients until then
+  std::deque<Sent> sent_;
+  std::uint64_t sent_bytes_ = 0;
+  Update update_;
+  std::vector<at::Tensor> updated_;  // parameters
+  // Sums that are there and wait for update_; under mutex_.
+  std::deque<std::shared_ptr<Shard>> ready_;
+  std::atomic<bool> updates_ = false;          // whether update_ is there
+  std::atomic<std::uint64_t> number_ = 0;      // passes that were closed here
+  std::atomic<std::uint64_t> since_step_ = 0;  // of these
+  // That makes updates: it does not wait for them.
+  std::atomic<std::thread::id> updater_ = {};
+};
+
+}  // namespace zinf

@@ -1,0 +1,155 @@
+"""Several ranks: the group that torchrun has made, and what all of them must have alike."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from zinf import _C
+from zinf._random import random_states, set_random_states
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_FOREVER = datetime.timedelta(days=365)  # a rank that ends is noticed by itself
+
+
+def find_group(group: ProcessGroup | None) -> str | None:
+    """The name of a new gloo group over the ranks of `group`; None where there is one rank.
+
+    Under torchrun, with a script that has made no group, the default one is made here.
+    """
+    if not dist.is_available():
+        return None
+    if group is None and not dist.is_initialized():
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
+            return None
+        dist.init_process_group("gloo")
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    if len(ranks) == 1:
+        return None
+    made = dist.new_group(
+        ranks, backend="gloo", timeout=_FOREVER, use_local_synchronization=group is not None
+    )
+    return made.group_name
+
+
+class SameRandom:
+    """Inside it every rank draws what rank 0 draws.
+
+    Afterwards a generator that had the state of rank 0's before goes on from there; any other has the state
+    back that it had.
+    """
+
+    def __init__(self, manager: _C.Manager):
+        self._manager = manager
+
+    def __enter__(self) -> None:
+        if self._manager.ranks is None:
+            return
+        self._own = random_states()
+        self._first = _decode(_C.broadcast(self._manager, _encode(self._own)))
+        set_random_states(self._first)
+
+    def __exit__(self, *_: object) -> None:
+        if self._manager.ranks is None:
+            return
+        now = random_states()
+        kept = {
+            name: now[name] if _same(self._own[name], self._first[name]) else own
+            for name, own in self._own.items()
+        }
+        set_random_states(kept)
+
+
+def share_model(manager: _C.Manager, model: torch.nn.Module) -> None:
+    """Every rank has rank 0's parameters and buffers, as after DistributedDataParallel(model)."""
+    if manager.ranks is None:
+        return
+    named = [*model.named_parameters(), *model.named_buffers()]
+    ours = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in named]
+    first = json.loads(_C.broadcast(manager, json.dumps(ours).encode()))
+    _check_same(manager.ranks, ours, first)
+    for _, tensor in named:
+        if not _C.is_split(tensor) and not tensor.is_meta and tensor.numel() > 0:
+            _C.broadcast_tensor(manager, tensor)
+
+
+def _check_same(ranks: _C.Ranks, ours: list[Any], first: list[Any]) -> None:
+    if ours == first:
+        return
+    place = next((i for i, pair in enumerate(zip(ours, first, strict=False)) if pair[0] != pair[1]), None)
+    if place is None:
+        place = min(len(ours), len(first))
+    here, there = (_describe(tensors, place) for tensors in (ours, first))
+    why = f"rank {ranks.rank} has {here} where rank 0 has {there}: all ranks must build the same model"
+    ranks.fail(why)
+    raise ValueError(why)
+
+
+def _describe(tensors: list[Any], place: int) -> str:
+    if place >= len(tensors):
+        return "no more parameters"
+    name, shape, dtype = tensors[place]
+    return f"{name} with shape {tuple(shape)} and {dtype}"
+
+
+def ranks_of(parameters: Sequence[torch.Tensor]) -> list[_C.Ranks]:
+    """Of the engines of these, where they have several."""
+    managers = [manager for manager in _C.managers_of(parameters) if manager is not None]
+    return [manager.ranks for manager in managers if manager.ranks is not None]
+
+
+def make_up_passes(ranks: _C.Ranks, count: int, update: Callable[[Any], None] | None) -> None:
+    """Of backward passes that had no gradient here; `update` for the last of them."""
+    while ranks.passes_since_step < count:
+        last = ranks.passes_since_step + 1 == count
+        ranks.make_up_pass(update if last else None)
+
+
+def end_rank(ranks: _C.Ranks) -> None:
+    """At the end of the process: others may need slices until they end too."""
+    error = getattr(sys, "last_value", None)  # what nobody has caught
+    if error is None:
+        ranks.finish()
+    else:
+        ranks.fail(f"{type(error).__name__}: {error}")
+
+
+def check_all_split(parameters: Sequence[torch.Tensor]) -> None:
+    """Refuses what would be trained by each rank for itself."""
+    for parameter in parameters:
+        if not _C.is_split(parameter):
+            raise RuntimeError(
+                f"a parameter of shape {tuple(parameter.shape)} is not split over the ranks, so they would "
+                "train it each for itself: call engine.adopt(model) for what was not born in engine.init(); "
+                "if that does not help, somebody else holds its memory (a view, a numpy array)"
+            )
+
+
+def _encode(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _decode(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=True)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    return _plain(one) == _plain(other)
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,71 @@
+"""Models split over ranks: the weights of a reference that averages gradients in the order of ranks."""
+
+import json
+import pathlib
+
+import pytest
+from ranks import run_ranks
+
+HERE = pathlib.Path(__file__).parent
+SCRIPT = f"import sys; sys.path.insert(0, {str(HERE)!r}); import rank_training; rank_training.main()"
+
+IN_STEP, IN_BACKWARD = {}, {"update": "backward"}
+
+
+def places(nvme):
+    return {
+        "memory": {},
+        "nvme": {"nvme": nvme, "weights": "nvme", "states": "nvme"},
+        "evict": {"nvme": nvme, "weights": "nvme", "states": "nvme", "evict": "always"},
+        "stage 2": {"stage": 2},
+        "stage 1, states on NVMe": {"stage": 1, "nvme": nvme, "states": "nvme"},
+    }
+
+
+def check_group(size, items):
+    """Every rank has the weights and losses of the reference, in every item."""
+    outputs = [
+        [json.loads(line) for line in text.splitlines() if line.startswith("[")]
+        for text in run_ranks(size, SCRIPT, json.dumps(items))
+    ]
+    references = [row[1:] for row in outputs[0] if row[0] == "reference"]
+    for rank, rows in enumerate(outputs):
+        ours = [row[1:] for row in rows if row[0] == "ours"]
+        for item, (losses, weights), (all_losses, expected) in zip(items, ours, references, strict=True):
+            assert losses == all_losses[rank], f"{item}: rank {rank} has other losses"
+            other = [name for name, value in expected.items() if weights[name] != value]
+            assert not other, f"{item}: rank {rank} has other weights: {other[:5]} of {len(expected)}"
+
+
+@pytest.mark.parametrize("size", [1, 2, pytest.param(3, marks=pytest.mark.full), 4])
+@pytest.mark.parametrize("update", [IN_STEP, IN_BACKWARD], ids=["step", "backward"])
+def test_places_and_stages_give_the_reference(size, update, nvme):
+    # With one rank nothing is split: a stage is for several.
+    chosen = {name: place for name, place in places(nvme).items() if size < 4 or name in ("memory", "evict")}
+    check_group(size, [["mlp", place, update] for place in chosen.values()])
+
+
+MODELS = ["resnet", "tied", "lstm", "normed", "branching", "gpt2", "mixtral"]
+VARIANTS = [
+    ("gpt2-accumulate", IN_STEP),
+    ("gpt2-accumulate", {"update": "backward", "micro_batches": 3}),
+    ("gpt2-clip", IN_STEP),
+    ("gpt2-max-norm", IN_STEP),
+    ("gpt2-max-norm", IN_BACKWARD),
+    ("gpt2-checkpoint", IN_BACKWARD),
+    ("llama-bf16", IN_STEP),
+    ("llama-bf16", IN_BACKWARD),
+    ("llama-bf16", {"master": "plain"}),
+    ("mlp-fp16", IN_STEP),
+]
+
+
+@pytest.mark.parametrize("update", [IN_STEP, IN_BACKWARD], ids=["step", "backward"])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_models_give_the_reference(size, update):
+    check_group(size, [[name, {}, update] for name in MODELS])
+
+
+def test_variants_give_the_reference(nvme):
+    away = {"nvme": nvme, "weights": "nvme", "states": "nvme"}
+    check_group(2, [[name, place, options] for name, options in VARIANTS for place in ({}, away)])
