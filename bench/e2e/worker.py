@@ -32,6 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--nvme")
     parser.add_argument("--away", action="store_true", help="weights and states forced onto NVMe")
     parser.add_argument("--update", default="step")
+    parser.add_argument("--stage", type=int, default=3, help="where torchrun's variables name several ranks")
     parser.add_argument("--master", default="split")
     parser.add_argument("--bf16", action="store_true", help="weights in bfloat16")
     parser.add_argument("--clip", type=float)
@@ -88,7 +89,8 @@ class Trainer:
 
         args = self.args
         where = "nvme" if args.away else "auto"
-        self.engine = zinf.Engine(host_memory=args.host_memory, nvme=args.nvme, weights=where, states=where)
+        self.engine = zinf.Engine(host_memory=args.host_memory, nvme=args.nvme, weights=where, states=where,
+                                  stage=args.stage)  # fmt: skip
         with self.engine.init():
             self.model = make_model(args.size)
         self.optimizer = zinf.AdamW(self.model.parameters(), lr=args.lr, max_grad_norm=args.clip,
