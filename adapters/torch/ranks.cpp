@@ -41,8 +41,7 @@ void check_parameter(const at::Tensor& parameter, const std::string& name) {
 Result<std::unique_ptr<Ranks>> Ranks::create(
     Manager& manager, std::shared_ptr<Comm> comm, const RanksOptions& options,
     std::function<Leave(StateRef, void* owner)> leaving) {
-  std::unique_ptr<Ranks> ranks(
-      new Ranks(manager, std::move(comm), options.stage));
+  std::unique_ptr<Ranks> ranks(new Ranks(manager, std::move(comm)));
   Ranks* self = ranks.get();
   const bool split = options.stage >= 3;
   ZINF_ASSIGN(
@@ -200,8 +199,6 @@ Status Ranks::finish() {
 
 void Ranks::fail(const Status& why) {
   gather_->exchange().fail(why);
-  std::lock_guard lock(mutex_);
-  failed_ = true;
   changed_.notify_all();
 }
 
@@ -209,11 +206,7 @@ void Ranks::fail(const Status& why) {
 void Ranks::throw_if_failed(const Status& status) {
   if (status.ok()) return;
   Status known = gather_->exchange().status();
-  {
-    std::lock_guard lock(mutex_);
-    failed_ = true;
-    changed_.notify_all();
-  }
+  changed_.notify_all();
   throw_if_error(known.ok() ? status : known);
 }
 

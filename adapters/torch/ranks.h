@@ -126,8 +126,8 @@ class Ranks {
     at::Tensor grad;
   };
 
-  Ranks(Manager& manager, std::shared_ptr<Comm> comm, int stage)
-      : manager_(manager), comm_(std::move(comm)), stage_(stage) {}
+  Ranks(Manager& manager, std::shared_ptr<Comm> comm)
+      : manager_(manager), comm_(std::move(comm)) {}
 
   std::shared_ptr<Shard> shard_of_unit(std::uint32_t unit);
   // Of the tier, on its threads.
@@ -157,13 +157,11 @@ class Ranks {
 
   Manager& manager_;
   const std::shared_ptr<Comm> comm_;
-  const int stage_;
   std::unique_ptr<GatherTier> gather_;
 
   mutable std::mutex mutex_;  // for what follows
   std::condition_variable changed_;
   std::map<std::uint32_t, std::shared_ptr<Shard>> shards_;  // by both units
-  bool failed_ = false;
 
   // Of the pass that is under way; on the thread that runs backward.
   std::weak_ptr<Pass> pass_;
