@@ -99,12 +99,18 @@ class Watched:
         """It is."""
 
     def keep_small(self) -> None:
-        """From now on it gives unused memory back after each order, when the clock has stopped."""
+        """From now on it gives unused memory back after each order, when the clock has stopped.
+
+        A step before the clock starts takes that memory again.
+        """
         self._rests = True
         self._rest()
 
     def train(self, steps: int) -> Used:
         """Until the last step is done, and what it writes is written."""
+        if self._rests:
+            self._step(1)
+            self._drained()
         before = self._counters()
         begin = time.monotonic()
         self._step(steps)
