@@ -57,6 +57,10 @@ class Comm {
   int rank() const { return rank_; }
   int size() const { return size_; }
   virtual std::string_view backend() const = 0;  // "threads", "mpi", "gloo"
+  // How messages call a rank, and how many there are: of a view those of the
+  // whole group.
+  virtual int number(int rank) const { return rank; }
+  virtual int total() const { return size_; }
 
   // Both ends name the same number of bytes, which may be any. REQUIRES another
   // rank. The errors: kGone when that rank has ended, what close() was given,
@@ -93,6 +97,12 @@ class Comm {
   Counter sent_[kNumLanes];
   Counter received_[kNumLanes];
 };
+
+// Some ranks of a group as a group, in that order; this one is among them. Its
+// messages are messages of the group: between two ranks, a lane is for one view
+// at a time. What is closed is the group.
+std::unique_ptr<Comm> make_view(std::shared_ptr<Comm> comm,
+                                std::vector<int> ranks);
 
 // "rank 2 of 4 is gone: WHY".
 Status rank_is_gone(int rank, int size, std::string_view why);

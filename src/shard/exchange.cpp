@@ -299,8 +299,9 @@ bool Exchange::Impl::set_failed(const Status& why) {
 }
 
 void Exchange::Impl::fail(const Status& why) {
-  const std::string text = strf("rank %d of %d failed: %s", comm_->rank(),
-                                comm_->size(), why.text().c_str());
+  const std::string text =
+      strf("rank %d of %d failed: %s", number(comm_->rank()), comm_->total(),
+           why.text().c_str());
   if (!set_failed(why)) return;
   Bundle words([](const Status& error) { return error; });
   Header header = header_for(Kind::kFailed, 0, 0);

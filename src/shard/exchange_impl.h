@@ -161,6 +161,7 @@ class Exchange::Impl {
   Shape shape_of(std::uint32_t unit) const;
   static std::span<std::byte> slice_of(const Shape& shape, int rank,
                                        std::span<std::byte> whole);
+  int number(int rank) const { return comm_->number(rank); }
   Mutex& order_with(int peer) {
     return peers_[static_cast<std::size_t>(peer)].order;
   }

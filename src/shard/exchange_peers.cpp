@@ -58,7 +58,8 @@ Status Exchange::Impl::check_unit(int peer, const Header& header) {
           strf("rank %d has the parameter \"%s\", rank %d has only %zu "
                "parameters and not this one: all ranks must build the same "
                "model",
-               peer, header.name, comm_->rank(), units_.size()));
+               number(peer), header.name, number(comm_->rank()),
+               units_.size()));
     }
     changed_.wait(mutex_);
   }
@@ -76,9 +77,9 @@ Status Exchange::Impl::check_unit(int peer, const Header& header) {
            "same model, in the same order",
            header.unit, spec.name.c_str(),
            static_cast<std::size_t>(spec.elements), spec.element_bytes,
-           comm_->rank(), header.name,
+           number(comm_->rank()), header.name,
            static_cast<std::size_t>(header.elements),
-           static_cast<unsigned>(header.element_bytes), peer));
+           static_cast<unsigned>(header.element_bytes), number(peer)));
 }
 
 Status Exchange::Impl::wait_for_changes(int peer, const Header& header) {
@@ -91,7 +92,8 @@ Status Exchange::Impl::wait_for_changes(int peer, const Header& header) {
           Code::kInvalid,
           strf("rank %d has changed \"%s\" outside of training, rank %d has "
                "not: all ranks must make the same changes",
-               peer, units_[header.unit].spec.name.c_str(), comm_->rank()));
+               number(peer), units_[header.unit].spec.name.c_str(),
+               number(comm_->rank())));
     }
     changed_.wait(mutex_);
   }
@@ -200,7 +202,8 @@ Status Exchange::Impl::compare_closes_locked(int rank, const Close& close) {
         Code::kInvalid,
         strf("rank %d has ended %s where rank %d has ended %s: all ranks must "
              "make the same backward passes and steps",
-             open.who, open.what.c_str(), rank, close.what.c_str()));
+             number(open.who), open.what.c_str(), number(rank),
+             close.what.c_str()));
   }
   const Changes::Waiting* missed = changes_.missed_by(rank, close.pass + 1);
   if (rank == comm_->rank() || missed == nullptr) return {};
@@ -208,7 +211,8 @@ Status Exchange::Impl::compare_closes_locked(int rank, const Close& close) {
       Code::kInvalid,
       strf("rank %d has changed \"%s\" outside of training, rank %d has not: "
            "all ranks must make the same changes",
-           comm_->rank(), units_.at(missed->unit).spec.name.c_str(), rank));
+           number(comm_->rank()), units_.at(missed->unit).spec.name.c_str(),
+           number(rank)));
 }
 
 // With those who have closed the same pass.
@@ -223,7 +227,7 @@ Status Exchange::Impl::compare_units_locked(int rank) const {
         Code::kInvalid,
         strf("rank %d has %zu parameters, rank %d has %zu: all ranks must "
              "build the same model",
-             other, others, rank, count));
+             number(other), others, number(rank), count));
   }
   return {};
 }
