@@ -1,5 +1,6 @@
 # The C++ package: find_package(zinf) gives zinf::zinf, or without torch the
-# parts (zinf::engine, zinf::tier, ...). Nothing in it needs Python.
+# parts (zinf::engine, zinf::tier, ...); its component mpi gives zinf::mpi.
+# Nothing in it needs Python.
 include(CMakePackageConfigHelpers)
 set(package lib/cmake/zinf)
 set(parts base io mem optim sched shard tier engine)
@@ -16,6 +17,14 @@ foreach(part ${parts})
 endforeach()
 if(ZINF_TORCH)
   set_target_properties(zinf_torch PROPERTIES EXPORT_NAME zinf)
+endif()
+if(TARGET zinf_mpi)
+  set_target_properties(zinf_mpi PROPERTIES EXPORT_NAME mpi)
+  install(TARGETS zinf_mpi EXPORT zinf_mpi ARCHIVE DESTINATION lib INCLUDES
+          DESTINATION include)
+  install(EXPORT zinf_mpi NAMESPACE zinf:: FILE zinf-mpi-targets.cmake
+          DESTINATION ${package})
+  list(APPEND headers ${PROJECT_SOURCE_DIR}/adapters/mpi/include/zinf)
 endif()
 install(DIRECTORY ${headers} DESTINATION include)
 # Its own copy: who links zinf does not need liburing.

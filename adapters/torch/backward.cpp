@@ -119,7 +119,7 @@ bool BackwardUpdate::on_gradient(const at::Tensor& parameter, bool waits) {
   if (unit->shard() != nullptr) {
     Ranks& ranks = unit->shard()->ranks;
     if (last && !waits) ranks.update_inside(update_);
-    ranks.reduce(parameter);
+    ranks.reduce(parameter, waits ? 0 : micro_batches_);
     return false;
   }
   if (!last || waits) offer_gradient(parameter);

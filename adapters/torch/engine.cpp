@@ -16,15 +16,15 @@
 #include "adapters/torch/options.h"
 #include "adapters/torch/ranks.h"
 #include "zinf/adam.h"
+#include "zinf/engine.h"
 #include "zinf/machine.h"
 
 namespace zinf {
 
-std::shared_ptr<Manager> make_manager(const EngineOptions& options,
-                                      std::shared_ptr<Comm> comm) {
+std::shared_ptr<Manager> make_manager(const EngineOptions& options) {
   ManagerOptions checked = manager_options(options);
   Result<std::shared_ptr<Manager>> manager =
-      Manager::create(checked, std::move(comm));
+      Manager::create(checked, options.comm);
   throw_if_error(manager.status());
   static const std::int64_t wired = wire_operators();
   (void)wired;
@@ -65,6 +65,8 @@ static void add_ranks(EngineStats& stats, const RanksStats& ranks) {
   stats.weights_bytes_received = received(Lane::kWeights);
   stats.grads_bytes_sent = sent(Lane::kGrads);
   stats.grads_bytes_received = received(Lane::kGrads);
+  stats.between_groups_bytes_sent = ranks.between_groups.bytes_sent();
+  stats.between_groups_bytes_received = ranks.between_groups.bytes_received();
   stats.gathered_bytes = ranks.wholes_bytes;
   stats.peak_gathered_bytes = ranks.wholes_high_bytes;
   stats.gather_wait_seconds = ranks.wait_seconds;

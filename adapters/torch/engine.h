@@ -13,15 +13,13 @@
 
 namespace zinf {
 
-class Comm;
 class Manager;
 struct EngineOptions;
 struct UnitName;
 
 // The manager of a new engine, with operators and assignments watched. Throws
 // what is wrong with the options.
-std::shared_ptr<Manager> make_manager(const EngineOptions& options,
-                                      std::shared_ptr<Comm> comm = nullptr);
+std::shared_ptr<Manager> make_manager(const EngineOptions& options);
 void close_manager(Manager& manager);
 
 // As HostMemory does, with all that the machine has left.

@@ -138,7 +138,7 @@ class GradHook final : public torch::autograd::PostAccumulateGradHook {
     if (!manager || manager->closed()) return;
     Unit* unit = Unit::of(leaf);
     if (unit != nullptr && unit->shard() != nullptr) {
-      return unit->shard()->ranks.reduce(leaf);
+      return unit->shard()->ranks.reduce(leaf, 0);
     }
     const at::Tensor& grad = leaf.grad();
     if (grad.defined()) manager->offer(grad, Role::kGrad, grad_name(leaf));

@@ -12,14 +12,15 @@
 namespace zinf {
 namespace {
 
-struct Born {
+struct Birth {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
 };
 
 struct State {
   std::shared_ptr<Manager> manager;
-  std::vector<Born> born;
+  InitMode::Born listener;
+  std::vector<Birth> born;
 };
 thread_local State* state = nullptr;
 
@@ -29,13 +30,13 @@ void switch_mode(bool on) {
 
 }  // namespace
 
-void InitMode::begin(std::shared_ptr<Manager> manager) {
+void InitMode::begin(std::shared_ptr<Manager> manager, Born born) {
   if (state != nullptr) {
     throw Error(Status::error(Code::kInvalid,
                               "engine.init() is entered already: it cannot be "
                               "nested"));
   }
-  state = new State{std::move(manager), {}};
+  state = new State{std::move(manager), std::move(born), {}};
   switch_mode(true);
 }
 
@@ -43,7 +44,7 @@ void InitMode::end() {
   if (state == nullptr) return;
   switch_mode(false);
   std::unique_ptr<State> ended(std::exchange(state, nullptr));
-  for (Born& born : ended->born) {
+  for (Birth& born : ended->born) {
     auto storage = born.storage.lock();
     Unit* unit = storage ? Unit::of(storage.get()) : nullptr;
     if (unit == nullptr || unit->is_parameter()) continue;
@@ -59,7 +60,7 @@ bool InitMode::active() {
 std::vector<at::Tensor> InitMode::born() {
   std::vector<at::Tensor> tensors;
   if (state == nullptr) return tensors;
-  for (Born& born : state->born) {
+  for (Birth& born : state->born) {
     if (auto tensor = born.tensor.lock()) {
       tensors.emplace_back(std::move(tensor));
     }
@@ -93,6 +94,7 @@ void InitMode::Inside::adopt_results(const c10::OperatorHandle& op,
       state->born.push_back(
           {c10::weak_intrusive_ptr<c10::StorageImpl>(storage),
            c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr())});
+      if (state->listener) state->listener(tensor);
     }
   }
 }

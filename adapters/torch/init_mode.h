@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -16,7 +17,9 @@ class Manager;
 // and floating-point CPU tensors that it makes become units of the manager.
 class InitMode {
  public:
-  static void begin(std::shared_ptr<Manager> manager);
+  // `born` hears of each of them.
+  using Born = std::function<void(const at::Tensor&)>;
+  static void begin(std::shared_ptr<Manager> manager, Born born = {});
   // What has not become a parameter is an ordinary tensor again.
   static void end();
   static bool active();

@@ -66,12 +66,17 @@ Result<std::shared_ptr<Manager>> Manager::create(const ManagerOptions& options,
   manager->limit_.emplace(std::move(limit));
   ZINF_ASSIGN(manager->tier_,
               HostTier::create(process_memory(), options.tier, &ask));
-  if (comm != nullptr && comm->size() > 1) {
+  if (comm == nullptr && options.world) {
+    comm = std::move(make_thread_group(1).front());
+  }
+  if (comm != nullptr && (comm->size() > 1 || options.world)) {
     ZINF_ASSIGN(manager->ranks_,
                 Ranks::create(*manager, std::move(comm),
                               {.stage = options.stage,
                                .evict_always = options.evict_always,
-                               .prefetch = options.tier.prefetch},
+                               .prefetch = options.tier.prefetch,
+                               .world = options.world,
+                               .partition_group = options.partition_group},
                               &ask));
   }
   return manager;

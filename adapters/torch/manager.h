@@ -29,6 +29,8 @@ struct ManagerOptions {
   bool evict_always = false;       // every unit leaves memory after each use
   bool audit = false;  // look for accesses and writes that were missed
   int stage = 3;       // see RanksOptions
+  bool world = false;
+  int partition_group = 0;
 };
 
 struct ManagerStats {
@@ -61,7 +63,7 @@ class Manager : public std::enable_shared_from_this<Manager> {
   // A parameter that is a unit becomes split over the ranks, where there are
   // several.
   void split(const at::Tensor& parameter, const std::string& name);
-  Ranks* ranks() { return ranks_.get(); }  // null: there is one
+  Ranks* ranks() { return ranks_.get(); }  // null: nothing is split
   // The same, now or when others have let go of its storage: autograd of a
   // gradient, a loader of a weight.
   void offer(const at::TensorBase& tensor, Role role, const UnitName& name);

@@ -97,8 +97,15 @@ ManagerOptions manager_options(const EngineOptions& options) {
            ", must be 1 (optimizer states are split over ranks), 2 (gradients "
            "too) or 3 (weights too)");
   }
+  if (options.deterministic != "ranks" && options.deterministic != "world") {
+    refuse("deterministic is \"" + options.deterministic +
+           "\", must be \"ranks\" (the same bits for the same number of ranks) "
+           "or \"world\" (for any number of them)");
+  }
   ManagerOptions made;
   made.stage = options.stage;
+  made.world = options.deterministic == "world";
+  made.partition_group = options.partition_group;
   made.evict_always = options.evict == "always";
   made.audit = options.audit;
   made.host_bytes = bytes_of(options.host_memory, "host_memory");

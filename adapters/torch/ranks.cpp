@@ -1,6 +1,7 @@
 #include "adapters/torch/ranks.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <optional>
@@ -38,16 +39,55 @@ void check_parameter(const at::Tensor& parameter, const std::string& name) {
 
 }  // namespace
 
+static Status check_options(const RanksOptions& options, int ranks) {
+  if (options.world && !std::has_single_bit(static_cast<unsigned>(ranks))) {
+    return Status::error(Code::kInvalid,
+                         "deterministic=\"world\" with " +
+                             std::to_string(ranks) +
+                             " ranks: their number must be a power of two");
+  }
+  const int each = options.partition_group;
+  if (each < 0 || (each > 0 && ranks % each != 0)) {
+    return Status::error(Code::kInvalid,
+                         "partition_group is " + std::to_string(each) +
+                             ", must divide the number of ranks, " +
+                             std::to_string(ranks));
+  }
+  if (options.world && each > 0 && each != ranks) {
+    return Status::error(Code::kInvalid,
+                         "deterministic=\"world\" does not work with "
+                         "partition_group: groups are summed one by one");
+  }
+  return {};
+}
+
+Ranks::Ranks(Manager& manager, std::shared_ptr<Comm> comm,
+             const RanksOptions& options)
+    : manager_(manager), comm_(std::move(comm)), world_(options.world) {
+  const int each = options.partition_group;
+  group_ = comm_;
+  if (each == 0 || each == size()) return;
+  std::vector<int> group;
+  std::vector<int> same_slice;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank / each == comm_->rank() / each) group.push_back(rank);
+    if (rank % each == comm_->rank() % each) same_slice.push_back(rank);
+  }
+  group_ = make_view(comm_, std::move(group));
+  same_slice_ = make_view(comm_, std::move(same_slice));
+}
+
 Result<std::unique_ptr<Ranks>> Ranks::create(
     Manager& manager, std::shared_ptr<Comm> comm, const RanksOptions& options,
     std::function<Leave(StateRef, void* owner)> leaving) {
-  std::unique_ptr<Ranks> ranks(new Ranks(manager, std::move(comm)));
+  ZINF_TRY(check_options(options, comm->size()));
+  std::unique_ptr<Ranks> ranks(new Ranks(manager, std::move(comm), options));
   Ranks* self = ranks.get();
   const bool split = options.stage >= 3;
   ZINF_ASSIGN(
       ranks->gather_,
       GatherTier::create(
-          manager.tier(), ranks->comm_,
+          manager.tier(), ranks->group_,
           {.leaving = std::move(leaving),
            .home = split ? Home::kAway : Home::kBelow,
            .away_bytes = options.evict_always ? 0 : kAwayBytes,
@@ -85,7 +125,7 @@ std::shared_ptr<Shard> Ranks::add(const at::Tensor& parameter,
   const auto elements = static_cast<std::uint64_t>(parameter.numel());
   const auto each = static_cast<std::uint32_t>(parameter.element_size());
   auto shard = std::make_shared<Shard>(
-      *this, name, parameter, Partition(elements, size()).slice(rank()));
+      *this, name, parameter, Partition(elements, num_slices()).slice(slice()));
   shard->weight =
       Unit::without_content(manager_.shared_from_this(),
                             static_cast<std::int64_t>(shard->mine.size()),
@@ -136,15 +176,19 @@ Status Ranks::keep(std::uint32_t unit, std::span<const std::byte> slice) {
 Status Ranks::settle(std::uint32_t unit, std::uint64_t passes) {
   constexpr auto kLook = std::chrono::milliseconds(100);
   auto shard = shard_of_unit(unit);
-  if (shard == nullptr || unit != shard->weight_unit) return {};
+  if (shard == nullptr) return {};
+  const bool is_weight = unit == shard->weight_unit;
+  if (!is_weight && same_slice_ == nullptr) return {};
   {
     std::unique_lock lock(mutex_);
-    while (shard->is_due && passes > number_ &&
+    // A gradient is its group's sum until the pass is over.
+    while ((shard->is_due || !is_weight) && passes > number_ &&
            updater_.load() != std::this_thread::get_id()) {
       ZINF_TRY(gather_->exchange().status());
       changed_.wait_for(lock, kLook);
     }
   }
+  if (!is_weight) return {};
   try {
     if (Unit* slice = Unit::of(shard->weight)) slice->settle();
   } catch (const std::exception& error) {
@@ -186,6 +230,11 @@ double Ranks::sum(double value) {
   return value;
 }
 
+double Ranks::sum_over_slices(double value) {
+  throw_if_failed(all_reduce(*group_, {&value, 1})->wait());
+  return value;
+}
+
 void Ranks::broadcast(std::span<std::byte> content) {
   throw_if_failed(zinf::broadcast(*comm_, 0, content)->wait());
 }
@@ -215,6 +264,7 @@ RanksStats Ranks::stats() {
   return {.rank = rank(),
           .ranks = size(),
           .traffic = comm_->stats(),
+          .between_groups = same_slice_ ? same_slice_->stats() : CommStats(),
           .passes = number_,
           .wholes_bytes = wholes.memory_bytes,
           .wholes_high_bytes = wholes.memory_high_bytes,

@@ -16,6 +16,19 @@
 //     each updates its slices.
 //
 // A rank that reads a slice which is to be updated waits for that.
+//
+// Note [Groups]: with partition_group=G every G ranks in a row have the whole
+// model among them, and groups are replicas: gathering stays inside a group. At
+// the end of a pass the ranks that keep the same slices add up their groups'
+// sums, in the order of groups. Then all of it goes on as above, in every group
+// by itself.
+//
+// Note [World]: with deterministic="world" the bits do not depend on the number
+// of ranks. Micro-batch i of a step is that of rank i mod N in its pass i div
+// N, and the gradients of a step are summed as a tree over i would
+// (tree_sum.h). Parts come in the order of i, so a keeper holds one sum per
+// level until the last pass, which is the one that updates. N is a power of
+// two, so the average is exact whatever N is.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -47,12 +60,15 @@ struct RanksOptions {
   int stage = 3;
   bool evict_always = false;
   bool prefetch = true;
+  bool world = false;       // see Note [World]
+  int partition_group = 0;  // see Note [Groups]; 0: all ranks are one
 };
 
 struct RanksStats {
   int rank = 0;
   int ranks = 1;
   CommStats traffic;
+  CommStats between_groups;  // of this
   std::uint64_t passes = 0;
   std::uint64_t wholes_bytes = 0;  // in memory now
   std::uint64_t wholes_high_bytes = 0;
@@ -69,9 +85,12 @@ class Ranks {
 
   int rank() const { return comm_->rank(); }
   int size() const { return comm_->size(); }
-  Comm& comm() { return *comm_; }
+  // How many slices there are of everything, and which is this rank's.
+  int num_slices() const { return group_->size(); }
+  int slice() const { return group_->rank(); }
   Residency& residency() { return gather_->residency(); }
   GatherTier& gather() { return *gather_; }
+  bool world() const { return world_; }
 
   // A parameter becomes split. In the same order on all ranks. Throws when it
   // cannot be.
@@ -88,15 +107,17 @@ class Ranks {
   // A backward pass is about to accumulate a gradient of the parameter; inside
   // backward. What is there already is put aside.
   void before_gradient(const at::Tensor& parameter);
-  // The gradient of this pass is in `p.grad`: it goes to the keepers.
-  void reduce(const at::Tensor& parameter);
+  // The gradient of this pass is in `p.grad`: it goes to the keepers. `passes`:
+  // how many an optimizer has announced, which updates in the last of them;
+  // 0 where nobody has.
+  void reduce(const at::Tensor& parameter, std::int64_t passes);
   // In this pass, gradients are used by this at once: it updates the slices of
   // those parameters, on the thread that runs backward.
   using Update = std::function<void(const std::vector<at::Tensor>&)>;
   void update_inside(Update update);
-  // Backward had no gradient for this rank: the pass is made up for.
-  void make_up_pass(Update update);
-  std::uint64_t passes_since_step() const { return since_step_; }
+  // A step has so many passes: those that had no gradient for this rank are
+  // made up for. `update` is for the last of them.
+  void make_up_passes(std::uint64_t count, const Update& update);
 
   // Around the updates of step(); waits until all ranks are there.
   void begin_step(const std::vector<at::Tensor>& due);
@@ -109,8 +130,10 @@ class Ranks {
   // Somebody has changed the slices of these.
   void outdate(const std::vector<at::Tensor>& parameters);
 
-  // The sum over all ranks, the same on all: each calls it.
+  // The sum over all ranks, or over those that have all slices among them: each
+  // rank calls it, and gets the same.
   double sum(double value);
+  double sum_over_slices(double value);
   // What rank 0 has.
   void broadcast(std::span<std::byte> content);
 
@@ -126,8 +149,8 @@ class Ranks {
     at::Tensor grad;
   };
 
-  Ranks(Manager& manager, std::shared_ptr<Comm> comm)
-      : manager_(manager), comm_(std::move(comm)) {}
+  Ranks(Manager& manager, std::shared_ptr<Comm> comm,
+        const RanksOptions& options);
 
   std::shared_ptr<Shard> shard_of_unit(std::uint32_t unit);
   // Of the tier, on its threads.
@@ -137,6 +160,17 @@ class Ranks {
   Status take(std::uint32_t unit);
   void forget(std::uint32_t unit);
 
+  int num_groups() const { return size() / num_slices(); }
+  // Of a gradient's sum, with what makes it divisible by groups.
+  std::int64_t sum_elements(const Shard& shard) const;
+  // Adds up the sums of groups; of the units of this group those of all become.
+  void sum_groups(std::vector<std::uint32_t>& units);
+  void compare_groups();
+  void finish(Move& between_groups);
+  void sum_group(Shard& shard);
+  void mark_all_due(bool due);
+
+  void make_up_pass(Update update);
   void enter_pass();
   void leave_pass();  // all of it went well
   void end_pass();
@@ -146,7 +180,12 @@ class Ranks {
   void wait_for_sent(std::uint64_t most_bytes);
   // Updates what has come.
   void update_ready();
+  // At the end of the pass that updates.
+  void update_complete(const std::shared_ptr<Shard>& shard);
   void set_gradient(const std::shared_ptr<Shard>& shard);
+  // The sum of what was taken becomes the gradient.
+  void average_sum(Shard& shard);
+  void make_ready(const std::shared_ptr<Shard>& shard);
   // What was `p.grad` and is kept by somebody becomes a tensor of its own.
   void release_kept(Shard& shard);
   std::vector<std::shared_ptr<Shard>> shards();
@@ -157,6 +196,9 @@ class Ranks {
 
   Manager& manager_;
   const std::shared_ptr<Comm> comm_;
+  const bool world_;
+  std::shared_ptr<Comm> group_;       // who has all slices
+  std::unique_ptr<Comm> same_slice_;  // one of each group; null: one group
   std::unique_ptr<GatherTier> gather_;
 
   mutable std::mutex mutex_;  // for what follows
@@ -168,6 +210,8 @@ class Ranks {
   std::set<std::shared_ptr<Shard>> seen_;  // whose gradient is about to come
   std::set<std::shared_ptr<Shard>> reduced_;
   std::map<std::shared_ptr<Shard>, at::Tensor> aside_;  // gradients until then
+  // With world(): whose gradients this step has, of any rank.
+  std::set<std::shared_ptr<Shard>> waiting_;
   std::deque<Sent> sent_;
   std::uint64_t sent_bytes_ = 0;
   Update update_;

@@ -1,10 +1,11 @@
 // Gradients between ranks: Note [Passes of ranks] in ranks.h.
-#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -34,6 +35,12 @@ void add_to(float* sum, const std::byte* part, std::int64_t count, bool first) {
     for (std::int64_t i = 0; i < count; ++i)
       sum[i] += static_cast<float>(values[i]);
   }
+}
+
+void add_tensor(at::Tensor& sum, const at::Tensor& term) {
+  add_to<float>(sum.mutable_data_ptr<float>(),
+                static_cast<const std::byte*>(term.const_data_ptr()),
+                term.numel(), /*first=*/false);
 }
 
 // grad = sum * scale, or grad += that: each as torch would round it.
@@ -109,7 +116,7 @@ void Ranks::before_gradient(const at::Tensor& parameter) {
   const std::shared_ptr<Shard>& shard = unit->shard();
   enter_pass();
   shard->set_parameter(parameter);
-  seen_.insert(shard);
+  if (!seen_.insert(shard).second) return;  // another type had a hook too
   at::Tensor& grad = parameter.mutable_grad();
   if (grad.defined()) {
     Unit* whole = Unit::of(grad);
@@ -128,8 +135,15 @@ void Ranks::release_kept(Shard& shard) {
   if (whole != nullptr && whole->shard().get() == &shard) release_tensor(kept);
 }
 
-void Ranks::reduce(const at::Tensor& parameter) {
+void Ranks::reduce(const at::Tensor& parameter, std::int64_t passes) {
   std::shared_ptr<Shard> shard = Unit::of(parameter)->shard();
+  if (world_ && !std::has_single_bit(static_cast<std::uint64_t>(passes))) {
+    throw Error(Status::error(
+        Code::kUnsupported,
+        "deterministic=\"world\" sums over the micro-batches of a step: train "
+        "with zinf.AdamW(update=\"backward\", micro_batches=...), a power of "
+        "two, and without max_grad_norm"));
+  }
   if (!seen_.contains(shard)) before_gradient(parameter);
   seen_.erase(shard);
   at::Tensor grad = std::exchange(parameter.mutable_grad(), at::Tensor());
@@ -187,14 +201,19 @@ Status Ranks::add_part(const PartName& part, std::span<const std::byte> bytes) {
   }
   c10::AutoGradMode no_grad(false);
   std::lock_guard lock(shard->mutex);
-  const bool first = !shard->sum.defined();
+  const bool first = world_ || !shard->sum.defined();
   const auto count = static_cast<std::int64_t>(shard->mine.size());
   try {
-    if (first) shard->sum = at::empty({count}, at::kFloat);
+    if (first) shard->sum = at::zeros({sum_elements(*shard)}, at::kFloat);
     with_type(shard->weight.scalar_type(), [&](auto zero) {
       add_to<decltype(zero)>(shard->sum.mutable_data_ptr<float>(), bytes.data(),
                              count, first);
     });
+    if (world_) {
+      const auto ranks = static_cast<std::uint64_t>(size());
+      shard->tree.add(part.pass * ranks + static_cast<std::uint64_t>(part.rank),
+                      std::exchange(shard->sum, at::Tensor()), add_tensor);
+    }
   } catch (const std::exception& error) {
     return Status::error(Code::kOverBudget, error.what()).in(shard->name);
   }
@@ -202,36 +221,46 @@ Status Ranks::add_part(const PartName& part, std::span<const std::byte> bytes) {
 }
 
 Status Ranks::take(std::uint32_t unit) {
+  // A later pass brings more, or other groups do.
+  if ((world_ && !updates_) || same_slice_ != nullptr) return {};
   auto shard = shard_of_unit(unit);
-  c10::AutoGradMode no_grad(false);
   try {
-    std::lock_guard lock(shard->mutex);
-    const bool add = shard->grad.defined();
-    const auto count = static_cast<std::int64_t>(shard->mine.size());
-    if (!add) {
-      shard->grad = Unit::without_content(
-          manager_.shared_from_this(), count, shard->weight.scalar_type(),
-          {shard->name, std::string(role_name(Role::kGrad))}, Role::kGrad);
-      gather_->set_slice(unit, Unit::of(shard->grad)->state());
-    }
-    Pins pins;
-    pins.take(shard->grad, add ? Use::kChange : Use::kReplace);
-    with_type(shard->grad.scalar_type(), [&](auto zero) {
-      average(shard->sum.const_data_ptr<float>(),
-              1.0F / static_cast<float>(size()),
-              static_cast<decltype(zero)*>(shard->grad.mutable_data_ptr()),
-              count, add);
-    });
-    shard->sum = at::Tensor();
+    average_sum(*shard);
   } catch (const std::exception& error) {
     return Status::error(Code::kOverBudget, error.what()).in(shard->name);
   }
-  if (!updates_) return {};
+  if (updates_) make_ready(shard);
+  return {};
+}
+
+void Ranks::average_sum(Shard& shard) {
+  c10::AutoGradMode no_grad(false);
+  std::lock_guard lock(shard.mutex);
+  if (!shard.tree.empty()) shard.sum = shard.tree.total(add_tensor);
+  const bool add = shard.grad.defined();
+  const auto count = static_cast<std::int64_t>(shard.mine.size());
+  if (!add) {
+    shard.grad = Unit::without_content(
+        manager_.shared_from_this(), count, shard.weight.scalar_type(),
+        {shard.name, std::string(role_name(Role::kGrad))}, Role::kGrad);
+    gather_->set_slice(shard.grad_unit, Unit::of(shard.grad)->state());
+  }
+  Pins pins;
+  pins.take(shard.grad, add ? Use::kChange : Use::kReplace);
+  with_type(shard.grad.scalar_type(), [&](auto zero) {
+    average(shard.sum.const_data_ptr<float>(),
+            1.0F / static_cast<float>(size()),
+            static_cast<decltype(zero)*>(shard.grad.mutable_data_ptr()), count,
+            add);
+  });
+  shard.sum = at::Tensor();
+}
+
+void Ranks::make_ready(const std::shared_ptr<Shard>& shard) {
   std::lock_guard lock(mutex_);
   shard->is_due = true;
   ready_.push_back(shard);
   changed_.notify_all();
-  return {};
 }
 
 void Ranks::update_inside(Update update) {
@@ -270,7 +299,7 @@ void Ranks::leave_pass() {
   // A hook of somebody else's may be where ours was.
   for (const auto& shard : std::set(seen_)) {
     if (at::Tensor parameter = shard->parameter(); parameter.defined()) {
-      reduce(parameter);
+      reduce(parameter, 0);
     }
   }
   // torch.autograd.grad() asks without accumulating.
@@ -298,26 +327,29 @@ void Ranks::end_pass() {
     bool there = parameter.defined() && parameter.grad().defined();
     if (!there) release_kept(*shard);
   }
+  if (same_slice_ != nullptr && update_) mark_all_due(true);
   close(kBackward);
   auto units = gather_->exchange().wait_closed(number_);
   throw_if_failed(units.status());
+  if (same_slice_ != nullptr) sum_groups(*units);
   std::vector<std::shared_ptr<Shard>> shards;
   for (std::uint32_t unit : *units) {
     if (auto shard = shard_of_unit(unit)) shards.push_back(shard);
   }
-  if (update_) {
-    for (const auto& shard : shards) {
-      throw_if_failed(
-          gather_->exchange().settled(shard->grad_unit, number_ + 1));
-      if (shard->mine.size() == 0) {  // of which nobody tells
-        std::lock_guard lock(mutex_);
-        ready_.push_back(shard);
-      }
-      update_ready();
+  if (world_) {
+    waiting_.insert(shards.begin(), shards.end());
+    shards.clear();
+    if (update_) {
+      shards.assign(waiting_.begin(), waiting_.end());
+      waiting_.clear();
     }
+  }
+  if (update_) {
+    for (const auto& shard : shards) update_complete(shard);
   }
   ++number_;
   ++since_step_;
+  if (same_slice_ != nullptr) mark_all_due(false);
   gather_->set_passes(number_);
   for (const auto& shard : shards) set_gradient(shard);
   put_back();
@@ -329,6 +361,24 @@ void Ranks::end_pass() {
   reduced_.clear();
   updater_ = std::thread::id();
   if (ended) gather_->end_step();
+}
+
+void Ranks::update_complete(const std::shared_ptr<Shard>& shard) {
+  throw_if_failed(gather_->exchange().settled(shard->grad_unit, number_ + 1));
+  if (shard->mine.size() == 0) {  // of which nobody tells
+    std::lock_guard lock(mutex_);
+    ready_.push_back(shard);
+  }
+  bool left = false;  // this pass had none, an earlier one did
+  {
+    std::lock_guard lock(shard->mutex);
+    left = !shard->tree.empty();
+  }
+  if (left) {
+    average_sum(*shard);
+    make_ready(shard);
+  }
+  update_ready();
 }
 
 void Ranks::abandon_pass() {
@@ -374,6 +424,12 @@ void Ranks::drop_gradient(Shard& shard) {
     return Status();
   };
   gather_->exchange().change_later(shard.grad_unit, forget);
+}
+
+void Ranks::make_up_passes(std::uint64_t count, const Update& update) {
+  while (since_step_ < count) {
+    make_up_pass(since_step_ + 1 == count ? update : Update());
+  }
 }
 
 void Ranks::make_up_pass(Update update) {

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <string>
 
+#include "src/shard/tree_sum.h"
 #include "zinf/gather_tier.h"
 #include "zinf/partition.h"
 
@@ -42,9 +43,10 @@ struct Shard {
   // Where somebody else reads the slice, this waits: it is about to be updated.
   std::atomic<bool> is_due = false;
 
-  std::mutex mutex;  // for what follows
-  at::Tensor sum;    // of parts that are being taken, float32
-  at::Tensor grad;   // this rank's slice, in the weight's type; or undefined
+  std::mutex mutex;                 // for what follows
+  at::Tensor sum;                   // of parts that are being taken, float32
+  shard::TreeSum<at::Tensor> tree;  // the same over the passes of a step
+  at::Tensor grad;  // this rank's slice, in the weight's type; or undefined
   // The whole above it that was `p.grad`, while somebody has it.
   c10::weak_intrusive_ptr<c10::TensorImpl> whole_grad{
       c10::intrusive_ptr<c10::TensorImpl>()};

@@ -11,111 +11,29 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <optional>
-#include <string>
+#include <vector>
+
+#include "gpt.h"
 
 namespace {
 
-namespace F = torch::nn::functional;
 using torch::Tensor;
-
-constexpr int kVocabulary = 256;  // bytes
-constexpr int kLayers = 2;
-constexpr int kWidth = 64;
-constexpr int kHeads = 4;
-constexpr int kLength = 64;
-constexpr int kBatch = 4;
-
-struct BlockImpl : torch::nn::Module {
-  BlockImpl() {
-    attention_norm = register_module(
-        "attention_norm",
-        torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
-    qkv = register_module("qkv", torch::nn::Linear(kWidth, 3 * kWidth));
-    project = register_module("project", torch::nn::Linear(kWidth, kWidth));
-    mlp_norm = register_module(
-        "mlp_norm",
-        torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
-    up = register_module("up", torch::nn::Linear(kWidth, 4 * kWidth));
-    down = register_module("down", torch::nn::Linear(4 * kWidth, kWidth));
-  }
-
-  Tensor forward(Tensor x) {
-    auto batch = x.size(0);
-    auto length = x.size(1);
-    Tensor all = qkv(attention_norm(x))
-                     .view({batch, length, 3, kHeads, kWidth / kHeads})
-                     .permute({2, 0, 3, 1, 4});
-    Tensor mixed = at::scaled_dot_product_attention(
-        all[0], all[1], all[2], /*attn_mask=*/{}, /*dropout_p=*/0.0,
-        /*is_causal=*/true);
-    x = x + project(mixed.transpose(1, 2).reshape({batch, length, kWidth}));
-    return x + down(torch::gelu(up(mlp_norm(x))));
-  }
-
-  torch::nn::LayerNorm attention_norm = nullptr, mlp_norm = nullptr;
-  torch::nn::Linear qkv = nullptr, project = nullptr;
-  torch::nn::Linear up = nullptr, down = nullptr;
-};
-TORCH_MODULE(Block);
-
-struct GptImpl : torch::nn::Module {
-  GptImpl() {
-    tokens =
-        register_module("tokens", torch::nn::Embedding(kVocabulary, kWidth));
-    positions =
-        register_module("positions", torch::nn::Embedding(kLength, kWidth));
-    for (int i = 0; i < kLayers; ++i) blocks->push_back(Block());
-    register_module("blocks", blocks);
-    norm = register_module(
-        "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
-    torch::NoGradGuard no_grad;
-    tokens->weight.normal_(0, 0.02);
-    positions->weight.normal_(0, 0.02);
-  }
-
-  Tensor forward(const Tensor& bytes) {
-    Tensor x = tokens(bytes) + positions(torch::arange(bytes.size(1)));
-    // The head is tied to the embedding.
-    return torch::linear(norm(blocks->forward(x)), tokens->weight);
-  }
-
-  torch::nn::Embedding tokens = nullptr, positions = nullptr;
-  torch::nn::Sequential blocks;
-  torch::nn::LayerNorm norm = nullptr;
-};
-TORCH_MODULE(Gpt);
 
 struct Run {
   std::vector<double> losses;
   std::uint64_t hash = 0;
 };
 
-// FNV-1a of all weights' bytes.
-std::uint64_t hash_of(torch::nn::Module& model) {
-  torch::NoGradGuard no_grad;
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (const Tensor& parameter : model.parameters()) {
-    Tensor copy = parameter.clone();
-    const auto* bytes = static_cast<const std::uint8_t*>(copy.const_data_ptr());
-    for (std::size_t i = 0; i < copy.nbytes(); ++i) {
-      hash = (hash ^ bytes[i]) * 0x100000001b3;
-    }
-  }
-  return hash;
-}
-
 Run train(const char* name, const Tensor& text, int steps,
           zinf::Engine* engine) {
   torch::manual_seed(0);
-  Gpt model = nullptr;
+  gpt::Gpt model = nullptr;
   if (engine != nullptr) {
     auto init = engine->init();
-    model = Gpt();
+    model = gpt::Gpt();
   } else {
-    model = Gpt();
+    model = gpt::Gpt();
   }
   if (engine != nullptr) engine->adopt(model);
   zinf::AdamW optimizer(
@@ -124,11 +42,9 @@ Run train(const char* name, const Tensor& text, int steps,
 
   Run run;
   for (int step = 1; step <= steps; ++step) {
-    Tensor starts = torch::randint(text.size(0) - kLength - 1, {kBatch, 1});
-    Tensor batch = text.index({starts + torch::arange(kLength + 1)});
-    Tensor logits = model(batch.slice(1, 0, kLength));
-    Tensor loss = F::cross_entropy(logits.reshape({-1, kVocabulary}),
-                                   batch.slice(1, 1).reshape({-1}));
+    Tensor starts =
+        torch::randint(text.size(0) - gpt::kLength - 1, {gpt::kBatch, 1});
+    Tensor loss = gpt::loss_of(model, text, starts);
     loss.backward();
     optimizer.step();
     optimizer.zero_grad();
@@ -137,19 +53,10 @@ Run train(const char* name, const Tensor& text, int steps,
                 run.losses.back());
     std::fflush(stdout);
   }
-  run.hash = hash_of(*model);
+  run.hash = gpt::hash_of(*model);
   std::printf("%s: weights %016llx\n", name,
               static_cast<unsigned long long>(run.hash));
   return run;
-}
-
-std::optional<Tensor> read_bytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(file)), {});
-  if (!file || text.size() < kLength + 2) return std::nullopt;
-  return torch::from_blob(text.data(), {static_cast<std::int64_t>(text.size())},
-                          torch::kUInt8)
-      .to(torch::kLong);
 }
 
 }  // namespace
@@ -160,7 +67,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   int steps = argc > 3 ? std::atoi(argv[3]) : 5;
-  std::optional<Tensor> text = read_bytes(argv[1]);
+  std::optional<Tensor> text = gpt::read_bytes(argv[1]);
   if (!text) {
     std::fprintf(stderr, "train_gpt: %s is no text of some length\n", argv[1]);
     return 2;

@@ -94,6 +94,8 @@ py::dict stats_of(Manager& manager) {
   dict["weights_bytes_received"] = stats.weights_bytes_received;
   dict["grads_bytes_sent"] = stats.grads_bytes_sent;
   dict["grads_bytes_received"] = stats.grads_bytes_received;
+  dict["between_groups_bytes_sent"] = stats.between_groups_bytes_sent;
+  dict["between_groups_bytes_received"] = stats.between_groups_bytes_received;
   dict["gathered_bytes"] = stats.gathered_bytes;
   dict["peak_gathered_bytes"] = stats.peak_gathered_bytes;
   dict["gather_wait_seconds"] = stats.gather_wait_seconds;
@@ -116,23 +118,29 @@ void bind_engine(py::module_& module) {
                        std::vector<std::string> nvme, std::string weights,
                        std::string states, std::string evict, bool audit,
                        const std::optional<std::string>& nvme_endurance,
-                       const std::optional<std::string>& group, int stage) {
-             EngineOptions options = {.nvme = std::move(nvme),
-                                      .weights = std::move(weights),
-                                      .states = std::move(states),
-                                      .evict = std::move(evict),
-                                      .audit = audit,
-                                      .stage = stage};
+                       const std::optional<std::string>& group, int stage,
+                       int partition_group, std::string deterministic) {
+             EngineOptions options = {
+                 .nvme = std::move(nvme),
+                 .weights = std::move(weights),
+                 .states = std::move(states),
+                 .evict = std::move(evict),
+                 .audit = audit,
+                 .stage = stage,
+                 .partition_group = partition_group,
+                 .deterministic = std::move(deterministic)};
              if (host_memory) options.host_memory = *host_memory;
              if (device_memory) options.device_memory = *device_memory;
              if (nvme_endurance) options.nvme_endurance = *nvme_endurance;
              py::gil_scoped_release released;
-             return make_manager(options, group ? comm_of(*group) : nullptr);
+             if (group) options.comm = comm_of(*group);
+             return make_manager(options);
            }),
            py::kw_only(), py::arg("host_memory"), py::arg("device_memory"),
            py::arg("nvme"), py::arg("weights"), py::arg("states"),
            py::arg("evict"), py::arg("audit"), py::arg("nvme_endurance"),
-           py::arg("group"), py::arg("stage"))
+           py::arg("group"), py::arg("stage"), py::arg("partition_group"),
+           py::arg("deterministic"))
       .def_property_readonly("ranks", &Manager::ranks,
                              py::return_value_policy::reference_internal)
       .def("begin_init",

@@ -5,42 +5,18 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "adapters/torch/engine.h"
 #include "adapters/torch/error.h"
 #include "adapters/torch/manager.h"
-#include "adapters/torch/pins.h"
+#include "adapters/torch/share.h"
 #include "python/src/bindings.h"
 
 namespace py = pybind11;
 
 namespace zinf {
-namespace {
-
-std::string broadcast_text(Manager& manager, std::string text) {
-  std::uint64_t size = text.size();
-  manager.ranks()->broadcast(std::as_writable_bytes(std::span(&size, 1)));
-  text.resize(size);
-  manager.ranks()->broadcast(std::as_writable_bytes(std::span(text)));
-  return text;
-}
-
-void broadcast_tensor(Manager& manager, const at::Tensor& tensor) {
-  at::Tensor whole = tensor.detach();
-  at::Tensor dense = whole.is_non_overlapping_and_dense() && whole.is_cpu()
-                         ? whole
-                         : whole.cpu().contiguous();
-  Pins pins;
-  pins.take(dense, Use::kChange);
-  manager.ranks()->broadcast(
-      {static_cast<std::byte*>(dense.data_ptr()), dense.nbytes()});
-  if (!dense.is_same(whole)) whole.copy_(dense);
-}
-
-}  // namespace
 
 void bind_ranks(py::module_& module) {
   using Released = py::call_guard<py::gil_scoped_release>;
@@ -48,12 +24,15 @@ void bind_ranks(py::module_& module) {
       module, "Ranks", "The ranks that an engine splits its models over.")
       .def_property_readonly("rank", &Ranks::rank)
       .def_property_readonly("size", &Ranks::size)
-      .def_property_readonly("passes_since_step", &Ranks::passes_since_step)
-      .def("make_up_pass", &Ranks::make_up_pass, py::arg("update"), Released())
+      .def("make_up_passes", &Ranks::make_up_passes, py::arg("count"),
+           py::arg("update"), Released())
       .def("begin_step", &Ranks::begin_step, py::arg("due"), Released())
       .def("end_step", &Ranks::end_step, py::arg("updated"), Released())
       .def("count_step", &Ranks::count_step)
+      .def_property_readonly("slice", &Ranks::slice)
+      .def_property_readonly("num_slices", &Ranks::num_slices)
       .def("sum", &Ranks::sum, Released())
+      .def("sum_over_slices", &Ranks::sum_over_slices, Released())
       .def("flush", &Ranks::flush, "Keeps all changes of wholes.", Released())
       .def("outdate", &Ranks::outdate, "Slices of these are new.", Released())
       .def(
@@ -82,12 +61,18 @@ void bind_ranks(py::module_& module) {
         std::string text = content;
         {
           py::gil_scoped_release released;
-          text = broadcast_text(manager, std::move(text));
+          text = broadcast_text(*manager.ranks(), std::move(text));
         }
         return py::bytes(text);
       },
       "What rank 0 has.");
-  module.def("broadcast_tensor", &broadcast_tensor, Released());
+  module.def(
+      "share_tensors",
+      [](Manager& manager,
+         const std::vector<std::pair<std::string, at::Tensor>>& named) {
+        share_tensors(*manager.ranks(), named);
+      },
+      "All ranks get rank 0's values.", Released());
   // Tensors of their own: ours are used by threads that must not need the GIL.
   auto alias = [](const at::Tensor& tensor) {
     return tensor.defined() ? tensor.detach() : tensor;

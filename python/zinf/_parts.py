@@ -48,6 +48,7 @@ class Parts:
         self.data = own.extra()
         self.meta = decode(self.data) if self.data else None
         self.step = self._readers[0].step
+        self._keepers = self._readers[: self.meta.get("slices")] if self.meta else []
         if any(reader.step != self.step for reader in self._readers):
             raise ValueError(f"load: {path} is no whole checkpoint: its ranks have saved other steps")
 
@@ -113,10 +114,10 @@ class Parts:
         return joined
 
     def _slices(self, elements: int) -> list[tuple[_C.TensorReader, int, int]]:
-        count = len(self._readers)
+        count = len(self._keepers)
         ranges = [_C.slice_range(elements, count, rank) for rank in range(count)]
         return [
-            (reader, *span) for reader, span in zip(self._readers, ranges, strict=True) if span[0] < span[1]
+            (reader, *span) for reader, span in zip(self._keepers, ranges, strict=True) if span[0] < span[1]
         ]
 
     @staticmethod

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import datetime
 import io
-import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,45 +73,13 @@ def share_model(manager: _C.Manager, model: torch.nn.Module) -> None:
     """Every rank has rank 0's parameters and buffers, as after DistributedDataParallel(model)."""
     if manager.ranks is None:
         return
-    named = [*model.named_parameters(), *model.named_buffers()]
-    ours = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in named]
-    first = json.loads(_C.broadcast(manager, json.dumps(ours).encode()))
-    _check_same(manager.ranks, ours, first)
-    for _, tensor in named:
-        if not _C.is_split(tensor) and not tensor.is_meta and tensor.numel() > 0:
-            _C.broadcast_tensor(manager, tensor)
-
-
-def _check_same(ranks: _C.Ranks, ours: list[Any], first: list[Any]) -> None:
-    if ours == first:
-        return
-    place = next((i for i, pair in enumerate(zip(ours, first, strict=False)) if pair[0] != pair[1]), None)
-    if place is None:
-        place = min(len(ours), len(first))
-    here, there = (_describe(tensors, place) for tensors in (ours, first))
-    why = f"rank {ranks.rank} has {here} where rank 0 has {there}: all ranks must build the same model"
-    ranks.fail(why)
-    raise ValueError(why)
-
-
-def _describe(tensors: list[Any], place: int) -> str:
-    if place >= len(tensors):
-        return "no more parameters"
-    name, shape, dtype = tensors[place]
-    return f"{name} with shape {tuple(shape)} and {dtype}"
+    _C.share_tensors(manager, [*model.named_parameters(), *model.named_buffers()])
 
 
 def ranks_of(parameters: Sequence[torch.Tensor]) -> list[_C.Ranks]:
     """Of the engines of these, where they have several."""
     managers = [manager for manager in _C.managers_of(parameters) if manager is not None]
     return [manager.ranks for manager in managers if manager.ranks is not None]
-
-
-def make_up_passes(ranks: _C.Ranks, count: int, update: Callable[[Any], None] | None) -> None:
-    """Of backward passes that had no gradient here; `update` for the last of them."""
-    while ranks.passes_since_step < count:
-        last = ranks.passes_since_step + 1 == count
-        ranks.make_up_pass(update if last else None)
 
 
 def end_rank(ranks: _C.Ranks) -> None:

@@ -31,11 +31,12 @@ def save(
     if manager.ranks is None:
         _C.save_tensors(path, *_content(models, optimizers, extra))
     else:
-        _save_slices(path, manager.ranks, lambda: _content(models, optimizers, extra))
+        slices = manager.ranks.num_slices
+        _save_slices(path, manager.ranks, lambda: _content(models, optimizers, extra, slices))
 
 
 def _content(
-    models: list[torch.nn.Module], optimizers: list[AdamW], extra: Any
+    models: list[torch.nn.Module], optimizers: list[AdamW], extra: Any, slices: int = 1
 ) -> tuple[list[Any], int, bytes]:
     """Tensors, the step and the rest for save_tensors(): of a split parameter what is kept here."""
     for optimizer in optimizers:
@@ -51,6 +52,7 @@ def _content(
         "steps": steps,
         **random_states(),
         "extra": extra,
+        "slices": slices,
         "layouts": {name: [list(tensor.shape), list(tensor.stride())] for name, _, tensor in named},
     }
     tensors: list[tuple[str, str, torch.Tensor, _C.SplitMaster | None]] = [
@@ -69,9 +71,14 @@ def _save_slices(path: str, ranks: _C.Ranks, content: Callable[[], tuple[list[An
     unfinished = f"{path}.unfinished"
     folder = os.path.join(unfinished, folder_name(ranks.rank, ranks.size))
 
+    is_replica = ranks.rank >= ranks.num_slices  # the first group has all slices
+
     def write() -> None:
         tensors, step, data = content()
-        _C.save_tensors(folder, [each for each in tensors if each[2].numel() > 0], step, data)
+        tensors = [each for each in tensors if each[2].numel() > 0]
+        if is_replica:
+            tensors = [each for each in tensors if each[1] == "buffer"]
+        _C.save_tensors(folder, tensors, step, data)
 
     _on_first(ranks, lambda: _make_room_for(path, unfinished))
     ranks.flush()

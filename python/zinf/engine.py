@@ -44,6 +44,11 @@ class Engine:
     audit: look for accesses that interception has missed; costs time.
     stage: where there are several ranks, what is split over them: 1 optimizer states, 2 gradients too,
         3 weights too. All ranks of torchrun take part, or those of `group`; the budgets are per process.
+    partition_group: so many ranks in a row have the whole model among them, and such groups are replicas: more
+        memory, and weights are gathered inside a group, such as a node. By default all ranks are one group.
+    deterministic: "ranks": the same bits for the same number of ranks. "world": for any power of two of them;
+        with update="backward", without clipping, and where a step's micro-batch i is the one of rank i mod N
+        in its pass i div N.
     nvme_endurance: bytes that the drives behind nvme are rated for (TBW), together, such as "600TB"; by
         default 0.3 of their size a day for 5 years. For stats() alone.
 
@@ -68,6 +73,8 @@ class Engine:
         nvme_endurance: float | str | None = None,
         stage: int = 3,
         group: ProcessGroup | None = None,
+        partition_group: int | None = None,
+        deterministic: str = "ranks",
     ):
         _constructors.accept_managed()
         _hook_registrations()
@@ -81,7 +88,9 @@ class Engine:
             audit=bool(audit),
             nvme_endurance=_size(nvme_endurance, "nvme_endurance"),
             group=find_group(group),
-            stage=_stage(stage),
+            stage=_whole_number(stage, "stage", "1, 2 or 3"),
+            partition_group=_partition_group(partition_group),
+            deterministic=str(deterministic),
         )
         self._closed = False
 
@@ -329,10 +338,18 @@ def _size(value: float | str | None, name: str) -> str | None:
     return str(int(value))
 
 
-def _stage(value: Any) -> int:
+def _whole_number(value: Any, name: str, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ValueError(f"stage is {value!r}, must be 1, 2 or 3")
+        raise ValueError(f"{name} is {value!r}, must be {what}")
     return int(value)
+
+
+def _partition_group(value: Any) -> int:
+    """0: none."""
+    number = 0 if value is None else _whole_number(value, "partition_group", "a number of ranks")
+    if value is not None and number < 1:
+        raise ValueError(f"partition_group is {value!r}, must be a number of ranks")
+    return number
 
 
 def _paths(nvme: Any) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 
 from zinf import _C
 from zinf._backward import BackwardUpdate
-from zinf._ranks import check_all_split, make_up_passes, ranks_of
+from zinf._ranks import check_all_split, ranks_of
 from zinf._states import NARROW, copied
 from zinf.engine import engine_of_manager, note_optimizer
 
@@ -207,10 +207,10 @@ class AdamW(torch.optim.Optimizer):
     def _make_up(self, ranks: _C.Ranks) -> None:
         """Other ranks' backward passes may have had gradients where this one had none."""
         if self._backward is None:
-            make_up_passes(ranks, 1, None)
+            ranks.make_up_passes(1, None)
         else:
             update = None if self.max_grad_norm is not None else self._backward.update_deferred
-            make_up_passes(ranks, self.micro_batches, update)
+            ranks.make_up_passes(self.micro_batches, update)
 
     def _is_due(self, parameter: torch.Tensor) -> bool:
         if parameter.grad is None:
@@ -326,7 +326,7 @@ class AdamW(torch.optim.Optimizer):
         if ranks:
             slices = [_C.shard_grad_of(parameter) for parameter in parameters]
             squares = sum(_C.sum_of_squares(grad) for grad in slices if grad is not None and grad.numel() > 0)
-            norm = torch.tensor(ranks[0].sum(float(squares)), dtype=torch.float64).sqrt()
+            norm = torch.tensor(ranks[0].sum_over_slices(float(squares)), dtype=torch.float64).sqrt()
             total = norm.to(torch.float32) * inverse_scale
         else:
             total = torch.nn.utils.get_total_norm([p.grad for p in parameters]) * inverse_scale

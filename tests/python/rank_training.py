@@ -3,9 +3,11 @@
     rank_training.py CASES    (JSON: a list of [name of the case, options of the engine, options of AdamW])
 
 The reference is made by rank 0 with plain PyTorch: a replica of the model per rank, the replicas' gradients
-summed in the order of ranks and divided by their number, in float32.
+summed in the order of ranks (with partition_group first inside of groups) and divided by their number, in
+float32.
 """
 
+import functools
 import json
 import sys
 
@@ -68,18 +70,20 @@ def train(case, rank, engine_options, optimizer_options):
     return losses, weights, stats
 
 
-def averaged(replicas):
+def added(grads):
+    """In their order, in float32; None where there is none."""
+    there = [grad.float() for grad in grads if grad is not None]
+    return functools.reduce(torch.add, there) if there else None
+
+
+def averaged(replicas, group=None):
     """Of every parameter: the sum in the order of ranks, divided; None where no rank has a gradient."""
+    group = group or len(replicas)
     scale = torch.tensor(1.0) / len(replicas)
     for parameters in zip(*(replica.parameters() for replica in replicas), strict=True):
-        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if not grads:
-            yield None
-            continue
-        total = grads[0].float()
-        for grad in grads[1:]:
-            total = total + grad.float()
-        yield (total * scale).to(grads[0].dtype)
+        grads = [parameter.grad for parameter in parameters]
+        total = added([added(grads[first : first + group]) for first in range(0, len(grads), group)])
+        yield None if total is None else (total * scale).to(parameters[0].dtype)
 
 
 def clip_as_ranks_do(parameters, most):
@@ -90,7 +94,7 @@ def clip_as_ranks_do(parameters, most):
             parameter.grad.mul_(factor)
 
 
-def reference(case, size):
+def reference(case, size, group=None):
     """The losses of every rank, and the weights of all."""
     replicas = [build(case) for _ in range(size)]
     first = replicas[0]
@@ -105,7 +109,7 @@ def reference(case, size):
                 loss = data[rank].loss(case, replica, step * case.micro_batches + micro)
                 scaler.scale(loss).backward()
                 losses[rank].append(digest("loss", loss))
-            passed = list(averaged(replicas))
+            passed = list(averaged(replicas, group))
             total = [
                 b if a is None else a if b is None else a + b for a, b in zip(total, passed, strict=True)
             ]
@@ -134,8 +138,9 @@ def main():
         losses, weights, _ = train(case, rank, engine_options, optimizer_options)
         print(json.dumps(["ours", losses, weights]), flush=True)
         if rank == 0:
-            references[name] = references.get(name) or reference(case, size)
-            print(json.dumps(["reference", *references[name]]), flush=True)
+            key = name, engine_options.get("partition_group")
+            references[key] = references.get(key) or reference(case, size, key[1])
+            print(json.dumps(["reference", *references[key]]), flush=True)
     dist.destroy_process_group()
 
 

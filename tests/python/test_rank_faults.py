@@ -91,7 +91,7 @@ engine = zinf.Engine()
 engine.adopt(build(200 + rank))
 """,
     )
-    check_all_say(ends, "0.weight with shape (201, 30)")
+    check_all_say(ends, "0.weight with shape [201, 30]")
 
 
 def test_another_number_of_backward_passes_is_told():

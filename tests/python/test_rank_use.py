@@ -337,14 +337,14 @@ for stage in (3, 2):
     train(model, optimizer, range(3, 7))
     after = engine.stats()
     bytes_of = {name: (after[name] - before[name]) / 4
-                for name in ("weights_bytes_sent", "weights_bytes_received", "grads_bytes_sent")}
+                for name in ("weights_bytes_received", "grads_bytes_sent")}  # what this rank decides
     say(stage, bytes_of, 4 * sum(parameter.numel() for parameter in model.parameters()))
     engine.close()
 """,
     )
     for stage, *_ in ((3,), (2,)):
         rows_of = [row for rank in rows for row in rank if row[0] == stage]
-        weights = sum(row[1]["weights_bytes_sent"] for row in rows_of)
+        weights = sum(row[1]["weights_bytes_received"] for row in rows_of)
         grads = sum(row[1]["grads_bytes_sent"] for row in rows_of)
         model_bytes = rows_of[0][2]
         # All ranks together: each needs what the other has. What stays in memory unused is small.

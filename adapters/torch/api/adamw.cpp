@@ -3,6 +3,7 @@
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/clamp_max.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/serialize.h>
@@ -17,6 +18,7 @@
 #include "adapters/torch/error.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/probe.h"
+#include "adapters/torch/ranks.h"
 #include "adapters/torch/split_master.h"
 #include "adapters/torch/training_budget.h"
 #include "src/base/strf.h"
@@ -63,11 +65,26 @@ at::Tensor total_norm(const std::vector<at::Tensor>& grads) {
 // What Python's clip_grad_norm_ would multiply by. Note: torch's C++ one
 // divides where Python's multiplies by the reciprocal, which may differ in the
 // last bit unless the limit is a power of two.
-float clip_factor(const std::vector<at::Tensor>& grads,
-                  std::optional<double> max_grad_norm) {
-  if (!max_grad_norm || grads.empty()) return 1;
-  at::Tensor total = total_norm(grads) + 1e-6;
+float clip_factor(const std::vector<at::Tensor>& parameters,
+                  std::optional<double> max_grad_norm,
+                  const std::vector<Ranks*>& ranks) {
+  if (!max_grad_norm || parameters.empty()) return 1;
+  at::Tensor total;
+  if (ranks.empty()) {
+    std::vector<at::Tensor> grads;
+    for (const at::Tensor& each : parameters) grads.push_back(each.grad());
+    total = total_norm(grads);
+  } else {
+    total =
+        at::scalar_tensor(norm_of_slices(*ranks[0], parameters), at::kFloat);
+  }
+  total = total + 1e-6;
   return at::clamp_max(total.reciprocal() * *max_grad_norm, 1.0).item<float>();
+}
+
+// What one rank meets, all are told: they would wait for it.
+void tell_ranks(const std::vector<Ranks*>& ranks, const std::string& why) {
+  for (Ranks* each : ranks) each->fail(Status::error(Code::kInvalid, why));
 }
 
 // Those that a step updates.
@@ -128,7 +145,7 @@ void prepare_state(AdamW& optimizer, const at::Tensor& parameter) {
     make_state(optimizer, parameter);
     return;
   }
-  if (state->exp_avg.sizes() != parameter.sizes()) {
+  if (state->exp_avg.sizes() != shard_of(parameter).sizes()) {
     refuse(
         "a parameter had another shape when its states were made: give the "
         "optimizer a new parameter instead");
@@ -177,7 +194,8 @@ void prepare(AdamW& optimizer, const std::vector<at::Tensor>& parameters,
              bool check) {
   bool all_have_states = true;
   for (const at::Tensor& parameter : parameters) {
-    if (parameter.grad().is_sparse()) {
+    const at::Tensor& grad = parameter.grad();
+    if (grad.defined() && grad.is_sparse()) {
       throw Error(Status::error(Code::kUnsupported,
                                 "zinf::AdamW does not take sparse gradients: "
                                 "build the embedding with sparse(false)"));
@@ -197,8 +215,8 @@ void update(AdamW& optimizer, const AdamOptions& options,
   for (const at::Tensor& parameter : parameters) {
     AdamWState* state = find_state(optimizer, parameter);
     AdamItem item;
-    item.tensors.weight = parameter.detach();
-    item.tensors.grad = parameter.grad();
+    item.tensors.weight = shard_of(parameter).detach();
+    item.tensors.grad = shard_grad_of(parameter);
     item.tensors.exp_avg = state->exp_avg;
     item.tensors.exp_avg_sq = state->exp_avg_sq;
     if (state->master.defined()) item.tensors.master = state->master;
@@ -210,6 +228,10 @@ void update(AdamW& optimizer, const AdamOptions& options,
       adam_update_all(options, /*inverse_scale=*/1, clip, items, may_wait));
   for (const at::Tensor& parameter : parameters) {
     ++find_state(optimizer, parameter)->step;
+    Unit* unit = Unit::of(parameter);
+    if (unit != nullptr && unit->shard() != nullptr) {
+      parameter.unsafeGetTensorImpl()->bump_version();
+    }
   }
 }
 
@@ -270,7 +292,9 @@ torch::Tensor AdamW::step(LossClosure closure) {
     probe_step(*this, *probe);
     return loss;
   }
+  const std::vector<Ranks*> ranks = ranks_of(*this);
   refresh_engines(*this);
+  for (Ranks* each : ranks) make_up_passes(*this, *each);
   std::vector<std::vector<at::Tensor>> groups;
   std::vector<at::Tensor> updated;
   for (const auto& group : param_groups_) {
@@ -278,17 +302,26 @@ torch::Tensor AdamW::step(LossClosure closure) {
     updated.insert(updated.end(), groups.back().begin(), groups.back().end());
   }
   prepare(*this, updated);
-  std::vector<at::Tensor> grads;
-  for (const at::Tensor& parameter : updated) grads.push_back(parameter.grad());
-  float clip = clip_factor(grads, options_of(*defaults_).max_grad_norm());
-  grads.clear();
+  const bool together = !updated.empty() || impl_->backward == nullptr;
+  bool begun = false;
   try {
+    for (Ranks* each : ranks) {
+      if (together) each->begin_step(updated);
+    }
+    const auto max_grad_norm = options_of(*defaults_).max_grad_norm();
+    const float clip = clip_factor(updated, max_grad_norm, ranks);
+    begun = true;
     for (std::size_t i = 0; i < groups.size(); ++i) {
       update(*this, options[i], groups[i], clip, /*may_wait=*/true);
     }
   } catch (const std::exception& error) {
-    impl_->failure = error.what();
+    if (begun) impl_->failure = error.what();
+    tell_ranks(ranks, error.what());
     throw;
+  }
+  for (Ranks* each : ranks) {
+    if (together) each->end_step(updated);
+    each->count_step();
   }
   if (impl_->backward != nullptr) impl_->backward->end_step(updated);
   for (const auto& manager : managers_of(all_parameters(*this))) {

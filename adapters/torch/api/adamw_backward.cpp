@@ -34,18 +34,26 @@ std::size_t group_of(AdamW& optimizer, const at::Tensor& parameter) {
   return groups.size();
 }
 
+}  // namespace
+
 void update_deferred(AdamW& optimizer,
                      const std::vector<at::Tensor>& deferred) {
   if (Probe::under_way() != nullptr) return;
   at::NoGradGuard no_grad;
   AdamWImpl& impl = AdamWImpl::of(optimizer);
   std::lock_guard lock(impl.updating);
-  prepare(optimizer, deferred);
-  for (const at::Tensor& parameter : deferred) {
+  std::vector<at::Tensor> mine = deferred;
+  std::erase_if(mine, [&](const at::Tensor& parameter) {
+    return group_of(optimizer, parameter) == optimizer.param_groups().size();
+  });
+  prepare(optimizer, mine);
+  for (const at::Tensor& parameter : mine) {
     update_one(optimizer, *impl.backward, group_of(optimizer, parameter),
                parameter);
   }
 }
+
+namespace {
 
 // The parameter of one group of an optimizer, which is there while `update` is.
 class UpdateHook final : public PostAccumulateGradHook {

@@ -16,6 +16,7 @@
 namespace zinf {
 
 class BackwardUpdate;
+class Ranks;
 class SplitMaster;
 class ThreadPool;
 
@@ -35,7 +36,9 @@ struct AdamWState
 struct AdamWImpl {
   std::string failure;  // weights and states do not fit together any more
   std::shared_ptr<BackwardUpdate> backward;  // with update="backward"
-  std::mutex updating;  // inside backward every device has its thread
+  // Inside backward every device has its thread. Where a gradient is sent to
+  // other ranks, updates of what has come from them are made meanwhile.
+  std::recursive_mutex updating;
 
   static AdamWImpl& of(AdamW& optimizer) { return *optimizer.impl_; }
   static const AdamWImpl& of(const AdamW& optimizer) {
@@ -73,8 +76,20 @@ void forget_passes(AdamW& optimizer);
 // For update="backward".
 std::shared_ptr<BackwardUpdate> make_backward_update(AdamW& optimizer);
 void watch_gradients(AdamW& optimizer, std::size_t group);
+// Updates those that wait until the end of a pass, or until other ranks have
+// their gradients too. What another optimizer has is left to it.
+void update_deferred(AdamW& optimizer, const std::vector<at::Tensor>& deferred);
 // Throws when another optimizer updates one of them inside backward.
 void check_alone(const std::vector<at::Tensor>& parameters);
+
+// Where the parameters are split over ranks. Of the engines of the parameters;
+// throws when one that has a gradient is not split, as ranks would train it
+// each for itself.
+std::vector<Ranks*> ranks_of(const AdamW& optimizer);
+// Other ranks' backward passes may have had gradients where this one had none.
+void make_up_passes(AdamW& optimizer, Ranks& ranks);
+// The norm of all ranks' slices of the gradients, summed in float64.
+double norm_of_slices(Ranks& ranks, const std::vector<at::Tensor>& parameters);
 
 bool is_narrow(const at::Tensor& parameter);
 std::vector<at::Tensor> all_parameters(const AdamW& optimizer);

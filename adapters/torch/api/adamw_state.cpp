@@ -13,9 +13,9 @@ at::Tensor in_float(const at::Tensor& tensor) {
                             /*non_blocking=*/false, /*copy=*/true);
 }
 
-bool splits(const AdamW& optimizer, const at::Tensor& parameter) {
+bool splits(const AdamW& optimizer, const at::Tensor& kept) {
   const auto& options = static_cast<const AdamWOptions&>(optimizer.defaults());
-  return options.master() == "split" && SplitMaster::possible(parameter);
+  return options.master() == "split" && SplitMaster::possible(kept);
 }
 
 }  // namespace
@@ -53,12 +53,13 @@ void set_master(const AdamW& optimizer, AdamWState& state,
                 const at::Tensor& parameter, const at::Tensor& value) {
   state.master = at::Tensor();
   state.split = nullptr;
-  if (splits(optimizer, parameter)) {
-    state.split = SplitMaster::create(parameter);
-    if (value.defined()) state.split->join(parameter).copy_(value);
+  const at::Tensor kept = shard_of(parameter);
+  if (splits(optimizer, kept)) {
+    state.split = SplitMaster::create(kept);
+    if (value.defined()) state.split->join(kept).copy_(value);
     return;
   }
-  state.master = in_float(value.defined() ? value : parameter);
+  state.master = in_float(value.defined() ? value : kept);
   adopt_state(parameter, state.master, "master");
 }
 
@@ -79,7 +80,7 @@ void release_state(AdamW& optimizer, const at::Tensor& parameter) {
   AdamWState* state = find_state(optimizer, parameter);
   if (state == nullptr) return;
   if (state->split != nullptr) {
-    state->master = state->split->join(parameter);
+    state->master = state->split->join(shard_of(parameter));
     state->split = nullptr;
   }
   for (const auto& [name, tensor] : tensors_of(*state, parameter)) {
@@ -89,7 +90,7 @@ void release_state(AdamW& optimizer, const at::Tensor& parameter) {
 
 at::Tensor copy_of_master(const AdamWState& state,
                           const at::Tensor& parameter) {
-  at::Tensor copy = state.split->copy(parameter);
+  at::Tensor copy = state.split->copy(shard_of(parameter));
   adopt_state(parameter, copy, "master");  // all of them need not fit in memory
   return copy;
 }
@@ -99,7 +100,7 @@ std::vector<std::pair<std::string, at::Tensor>> tensors_of(
   std::vector<std::pair<std::string, at::Tensor>> tensors = {
       {"exp_avg", state.exp_avg}, {"exp_avg_sq", state.exp_avg_sq}};
   if (state.split != nullptr) {
-    tensors.emplace_back("master", state.split->join(parameter));
+    tensors.emplace_back("master", state.split->join(shard_of(parameter)));
   } else if (state.master.defined()) {
     tensors.emplace_back("master", state.master);
   }

@@ -9,6 +9,7 @@
 #include "adapters/torch/engine.h"
 #include "adapters/torch/error.h"
 #include "adapters/torch/manager.h"
+#include "adapters/torch/ranks.h"
 #include "zinf/log.h"
 
 namespace zinf {
@@ -50,6 +51,16 @@ void Engine::release(torch::nn::Module& model) { impl_->release(model); }
 
 void Engine::close() { impl_->close(); }
 
+int Engine::rank() const {
+  Ranks* ranks = impl_->manager()->ranks();
+  return ranks == nullptr ? 0 : ranks->rank();
+}
+
+int Engine::ranks() const {
+  Ranks* ranks = impl_->manager()->ranks();
+  return ranks == nullptr ? 1 : ranks->size();
+}
+
 EngineStats Engine::stats() const { return engine_stats(*impl_->manager()); }
 
 Need Engine::probe(const std::function<void()>& step) {
@@ -58,13 +69,23 @@ Need Engine::probe(const std::function<void()>& step) {
   return impl_->probe(step);
 }
 
+// Python's are split too: zinf/_parts.py.
+static void check_one_rank(const char* what, int ranks) {
+  if (ranks == 1) return;
+  throw Error(Status::error(
+      Code::kUnsupported,
+      std::string(what) + " in C++ does not work with several ranks yet"));
+}
+
 void Engine::save(const std::string& path, const c10::IValue& extra) {
   impl_->check_open();
+  check_one_rank("save()", ranks());
   save_checkpoint(path, impl_->models(), impl_->optimizers(), extra);
 }
 
 Loaded Engine::load(const std::string& path, const LoadOptions& options) {
   impl_->check_open();
+  check_one_rank("load()", ranks());
   if (!options.only.empty() && options.only != "weights") {
     refuse("only is \"" + options.only + "\", must be \"weights\" or nothing");
   }

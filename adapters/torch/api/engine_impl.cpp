@@ -12,9 +12,17 @@
 #include "adapters/torch/init_mode.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/probe.h"
+#include "adapters/torch/ranks.h"
+#include "adapters/torch/share.h"
 #include "zinf/engine.h"
 
 namespace zinf {
+
+// C++ tells nobody which tensors were registered as parameters; that they are
+// leaves which require gradients tells it too.
+static bool is_parameter(const at::Tensor& tensor) {
+  return tensor.requires_grad() && tensor.is_leaf();
+}
 
 NamedParameters parameters_of(const torch::nn::Module& model) {
   NamedParameters named;
@@ -30,27 +38,45 @@ NamedParameters parameters_of(const torch::nn::Module& model) {
 EngineImpl::EngineImpl(const EngineOptions& options)
     : manager_(make_manager(options)) {}
 
+EngineImpl::~EngineImpl() = default;
+
 void EngineImpl::check_open() const {
   if (closed_) refuse("the engine is closed");
 }
 
 void EngineImpl::begin_init() {
   check_open();
-  InitMode::begin(manager_);
+  Ranks* ranks = manager_->ranks();
+  if (ranks == nullptr) return InitMode::begin(manager_);
+  auto same_random = std::make_unique<SameRandom>(*ranks);
+  InitMode::begin(manager_, [this](const at::Tensor& born) { on_born(born); });
+  same_random_ = std::move(same_random);
+}
+
+void EngineImpl::on_born(const at::Tensor& tensor) {
+  std::erase_if(born_, [this](const auto& weak) {
+    auto impl = weak.lock();
+    if (!impl) return true;
+    const at::Tensor earlier(std::move(impl));
+    if (!is_parameter(earlier)) return false;
+    adopt_parameter(manager_, earlier, "parameter", 1, true);
+    return true;
+  });
+  born_.emplace_back(tensor.getIntrusivePtr());
 }
 
 void EngineImpl::end_init() {
-  // C++ tells nobody which tensors were registered as parameters; that they are
-  // leaves which require gradients tells it too.
-  std::vector<at::Tensor> born = InitMode::born();
-  for (const at::Tensor& tensor : born) {
-    if (!tensor.requires_grad() || !tensor.is_leaf()) continue;
-    if (Unit* unit = Unit::of(tensor)) unit->set_parameter();
+  std::vector<at::Tensor> parameters = InitMode::born();
+  std::erase_if(parameters,
+                [](const auto& born) { return !is_parameter(born); });
+  for (const at::Tensor& parameter : parameters) {
+    if (Unit* unit = Unit::of(parameter)) unit->set_parameter();
   }
+  born_.clear();
   InitMode::end();
-  for (const at::Tensor& tensor : born) {
-    if (!tensor.requires_grad() || !tensor.is_leaf()) continue;
-    adopt_parameter(manager_, tensor, "parameter", 1, true);
+  same_random_.reset();
+  for (const at::Tensor& parameter : parameters) {
+    adopt_parameter(manager_, parameter, "parameter", 1, true);
   }
 }
 
@@ -76,7 +102,20 @@ void EngineImpl::adopt(torch::nn::Module& model) {
       })) {
     adopted_.push_back(weak);
   }
+  share(model);
   adopt_parameters_of(model);
+}
+
+void EngineImpl::share(const torch::nn::Module& model) {
+  Ranks* ranks = manager_->ranks();
+  if (ranks == nullptr) return;
+  NamedParameters named = parameters_of(model);
+  for (const auto& buffer : model.named_buffers()) {
+    if (buffer.value().defined()) {
+      named.emplace_back(buffer.key(), buffer.value());
+    }
+  }
+  share_tensors(*ranks, named);
 }
 
 void EngineImpl::adopt_parameters_of(torch::nn::Module& model) {
@@ -96,7 +135,9 @@ void EngineImpl::adopt_parameters_of(torch::nn::Module& model) {
 
 void EngineImpl::refresh(bool all_managed) {
   if (closed_) return;
-  if (!all_managed) {
+  // With several ranks init() and adopt() alone split a parameter: all must
+  // have its values.
+  if (!all_managed && manager_->ranks() == nullptr) {
     for (const auto& model : models()) adopt_parameters_of(*model);
   }
   manager_->adopt_offered();
@@ -160,6 +201,12 @@ void EngineImpl::release(torch::nn::Module& model) {
 }
 
 Need EngineImpl::probe(const std::function<void()>& step) {
+  if (manager_->ranks() != nullptr) {
+    throw Error(Status::error(
+        Code::kUnsupported,
+        "probe() measures one process: it does not work with several ranks "
+        "yet"));
+  }
   std::vector<AdamW*> mine = optimizers();
   for (AdamW* optimizer : mine) check_no_step_begun(*optimizer);
   NamedParameters parameters;

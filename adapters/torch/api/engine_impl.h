@@ -16,6 +16,7 @@ namespace zinf {
 
 class AdamW;
 class Manager;
+class SameRandom;
 struct EngineOptions;
 
 using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
@@ -25,6 +26,7 @@ using Models = std::vector<std::shared_ptr<torch::nn::Module>>;
 class EngineImpl {
  public:
   explicit EngineImpl(const EngineOptions& options);
+  ~EngineImpl();
 
   void begin_init();
   void end_init();
@@ -49,8 +51,17 @@ class EngineImpl {
   using WeakModule = std::weak_ptr<torch::nn::Module>;
 
   void adopt_parameters_of(torch::nn::Module& model);
+  // Inside init() on several ranks: parameters are split as they come, as the
+  // whole model may not fit. C++ tells nobody of them, but the birth of the
+  // next tensor is a moment to look.
+  void on_born(const at::Tensor& tensor);
+  // All ranks have rank 0's parameters and buffers.
+  void share(const torch::nn::Module& model);
 
   const std::shared_ptr<Manager> manager_;
+  std::unique_ptr<SameRandom> same_random_;  // inside init(), on several ranks
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>>
+      born_;  // no parameters yet
   std::vector<WeakModule> adopted_;
   std::set<WeakModule, std::owner_less<>> released_;
   bool closed_ = false;

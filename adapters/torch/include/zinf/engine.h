@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "zinf/comm.h"
 #include "zinf/engine_stats.h"
 #include "zinf/need.h"
 
@@ -74,9 +75,19 @@ struct EngineOptions {
   std::string states = "auto";
   std::string evict = "auto";  // "always": every unit leaves after each use
   bool audit = false;          // looks for missed accesses; slow, for tests
-  // Where there are several ranks, what is split over them: 1 the optimizer's
-  // states, 2 gradients too, 3 weights too.
+  // The other ranks, as make_mpi_group() gives them (zinf/mpi_comm.h); nothing:
+  // this process alone. Budgets are per process.
+  std::shared_ptr<Comm> comm = {};
+  // Where there are several, what is split over them: 1 the optimizer's states,
+  // 2 gradients too, 3 weights too.
   int stage = 3;
+  // So many ranks in a row have the whole model among them, and such groups are
+  // replicas of each other; 0: it is split over all ranks.
+  int partition_group = 0;
+  // "ranks": the same bits for the same number of ranks. "world": for any power
+  // of two of them; with update("backward"), without clipping, and where a
+  // step's micro-batch i is the one of rank i mod N in its pass i div N.
+  std::string deterministic = "ranks";
 };
 
 struct LoadOptions {
@@ -144,6 +155,10 @@ class Engine {
   void close();
 
   EngineStats stats() const;
+
+  // The rank of this process, and how many there are.
+  int rank() const;
+  int ranks() const;
 
   // Runs a training step (forward and backward; the optimizer's step() may be
   // in it) and says the least host_memory with which it works. It may take more

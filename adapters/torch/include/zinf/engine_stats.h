@@ -79,6 +79,8 @@ struct EngineStats {
   std::uint64_t weights_bytes_received = 0;
   std::uint64_t grads_bytes_sent = 0;
   std::uint64_t grads_bytes_received = 0;
+  std::uint64_t between_groups_bytes_sent = 0;  // gradients of replicas
+  std::uint64_t between_groups_bytes_received = 0;
   std::uint64_t gathered_bytes = 0;
   std::uint64_t peak_gathered_bytes = 0;
   double gather_wait_seconds = 0;

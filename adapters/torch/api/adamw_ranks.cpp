@@ -1,0 +1,70 @@
+// zinf::AdamW over parameters that are split over ranks: see ranks.h.
+#include <cmath>
+
+#include "adapters/torch/adam.h"
+#include "adapters/torch/api/adamw_impl.h"
+#include "adapters/torch/engine.h"
+#include "adapters/torch/error.h"
+#include "adapters/torch/later_update.h"
+#include "adapters/torch/manager.h"
+#include "adapters/torch/ranks.h"
+
+namespace zinf {
+namespace {
+
+void check_split(const at::Tensor& parameter) {
+  Unit* unit = Unit::of(parameter);
+  if (unit != nullptr && unit->shard() != nullptr) return;
+  throw Error(Status::error(
+      Code::kUnsupported,
+      "a parameter of " + std::to_string(parameter.numel()) +
+          " elements is not split over the ranks, so they would train it each "
+          "for itself: call engine.adopt(model) for what was not born in "
+          "engine.init(); if that does not help, somebody else holds its "
+          "memory"));
+}
+
+}  // namespace
+
+std::vector<Ranks*> ranks_of(const AdamW& optimizer) {
+  const std::vector<at::Tensor> parameters = all_parameters(optimizer);
+  std::vector<Ranks*> found;
+  for (const auto& manager : managers_of(parameters)) {
+    Ranks* ranks = manager == nullptr ? nullptr : manager->ranks();
+    if (ranks != nullptr) found.push_back(ranks);
+  }
+  if (found.empty()) return found;
+  for (const at::Tensor& parameter : parameters) {
+    if (parameter.grad().defined()) check_split(parameter);
+  }
+  return found;
+}
+
+void make_up_passes(AdamW& optimizer, Ranks& ranks) {
+  if (AdamWImpl::of(optimizer).backward == nullptr) {
+    return ranks.make_up_passes(1, {});
+  }
+  const AdamWOptions& options = options_of(optimizer.defaults());
+  Ranks::Update update;
+  if (!options.max_grad_norm()) {
+    update = [&optimizer](const std::vector<at::Tensor>& parameters) {
+      update_deferred(optimizer, parameters);
+    };
+  }
+  ranks.make_up_passes(static_cast<std::uint64_t>(options.micro_batches()),
+                       update);
+}
+
+double norm_of_slices(Ranks& ranks, const std::vector<at::Tensor>& parameters) {
+  double squares = 0;
+  for (const at::Tensor& parameter : parameters) {
+    const at::Tensor grad = shard_grad_of(parameter);
+    if (!grad.defined() || grad.numel() == 0) continue;
+    Result<double> sum = sum_of_squares(grad, 1, update_pool().get());
+    throw_if_error(sum.status());
+    squares += *sum;
+  }
+  return std::sqrt(ranks.sum_over_slices(squares));
+}
+
+}  // namespace zinf

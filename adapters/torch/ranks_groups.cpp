@@ -1,0 +1,96 @@
+// Gradients between groups of ranks: Note [Groups] in ranks.h.
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <array>
+#include <span>
+
+#include "adapters/torch/error.h"
+#include "adapters/torch/manager.h"
+#include "adapters/torch/ranks.h"
+#include "zinf/collectives.h"
+
+namespace zinf {
+
+std::int64_t Ranks::sum_elements(const Shard& shard) const {
+  const auto count = static_cast<std::int64_t>(shard.mine.size());
+  const std::int64_t groups = num_groups();
+  return (count + groups - 1) / groups * groups;
+}
+
+void Ranks::mark_all_due(bool due) {
+  const auto all = shards();
+  std::lock_guard lock(mutex_);
+  for (const auto& shard : all) shard->is_due = due;
+  changed_.notify_all();
+}
+
+// The ranks of this group hear of a failure by their exchange alone.
+void Ranks::finish(Move& between_groups) {
+  Status status = between_groups.wait();
+  if (!status.ok()) fail(status);
+  throw_if_failed(status);
+}
+
+// Where they differ the messages below would not fit together.
+void Ranks::compare_groups() {
+  std::array<std::uint64_t, 2> own = {number_, gather_->exchange().next_unit()};
+  std::vector<std::uint64_t> all(own.size() *
+                                 static_cast<std::size_t>(num_groups()));
+  finish(*all_gather(*same_slice_, std::as_bytes(std::span(own)),
+                     std::as_writable_bytes(std::span(all))));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i] == own[i % own.size()]) continue;
+    Status why = Status::error(
+        Code::kInvalid,
+        "rank " + std::to_string(same_slice_->number(static_cast<int>(i / 2))) +
+            (i % 2 == 0 ? " has made another number of backward passes"
+                        : " has another number of parameters") +
+            " than rank " + std::to_string(rank()) +
+            ": all ranks must build the same model and make the same passes");
+    fail(why);
+    throw_if_error(why);
+  }
+}
+
+void Ranks::sum_groups(std::vector<std::uint32_t>& units) {
+  c10::AutoGradMode no_grad(false);
+  compare_groups();
+  const std::size_t count = gather_->exchange().next_unit();
+  std::vector<std::byte> own(count);
+  for (std::uint32_t unit : units) own[unit] = std::byte{1};
+  std::vector<std::byte> all(count * static_cast<std::size_t>(num_groups()));
+  finish(*all_gather(*same_slice_, own, all));
+  units.clear();
+  for (std::uint32_t unit = 0; unit < count; ++unit) {
+    bool there = false;
+    for (std::size_t i = unit; i < all.size(); i += count) {
+      there |= all[i] != std::byte{0};
+    }
+    auto shard = there ? shard_of_unit(unit) : nullptr;
+    if (shard == nullptr) continue;
+    units.push_back(unit);
+    if (shard->mine.size() == 0) continue;
+    throw_if_failed(gather_->exchange().settled(unit, number_ + 1));
+    sum_group(*shard);
+    average_sum(*shard);
+    if (update_) make_ready(shard);
+  }
+}
+
+void Ranks::sum_group(Shard& shard) {
+  std::lock_guard lock(shard.mutex);
+  if (!shard.sum.defined()) {  // no rank of this group had a gradient
+    shard.sum = at::zeros({sum_elements(shard)}, at::kFloat);
+  }
+  std::span<float> all{shard.sum.mutable_data_ptr<float>(),
+                       static_cast<std::size_t>(shard.sum.numel())};
+  const std::size_t part = all.size() / static_cast<std::size_t>(num_groups());
+  const std::span<float> own =
+      all.subspan(part * static_cast<std::size_t>(same_slice_->rank()), part);
+  finish(*reduce_scatter(*same_slice_, all, own));
+  finish(*all_gather(*same_slice_, std::as_bytes(own),
+                     std::as_writable_bytes(all)));
+}
+
+}  // namespace zinf

@@ -1,0 +1,104 @@
+// A rank of tests/python/test_cpp_ranks.py, started by mpirun: trains a small
+// model and prints a hash of its weights.
+//   cpp_ranks NVME|- STAGE DTYPE UPDATE MICRO_BATCHES NORM|- [WHAT]
+// WHAT: "idle": rank 1 makes no backward pass; "other": it has another model;
+// "throw": it stops half way; "save": all of them save.
+#include <torch/torch.h>
+#include <zinf/mpi_comm.h>
+#include <zinf/zinf.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+using Arguments = std::vector<std::string>;
+
+zinf::AdamWOptions options_of(const Arguments& arguments) {
+  zinf::AdamWOptions options(1e-2);
+  options.update(arguments[3]).micro_batches(std::stoi(arguments[4]));
+  if (arguments[5] != "-") options.max_grad_norm(std::stod(arguments[5]));
+  return options;
+}
+
+// The same as that of test_cpp_ranks.py.
+torch::nn::Sequential make_model(torch::ScalarType dtype, int width) {
+  torch::nn::Sequential model;
+  model->push_back(torch::nn::Linear(8, width));
+  model->push_back(torch::nn::Tanh());
+  model->push_back(torch::nn::Linear(width, 3));
+  for (auto& tensor : model->parameters()) tensor.set_data(tensor.to(dtype));
+  return model;
+}
+
+// FNV-1a.
+std::uint64_t hash_of(const torch::nn::Module& model) {
+  std::uint64_t hash = 0xCBF29CE484222325;
+  for (const torch::Tensor& parameter : model.parameters()) {
+    torch::Tensor copy = parameter.detach().clone();
+    const auto* bytes = static_cast<const unsigned char*>(copy.data_ptr());
+    for (std::size_t i = 0; i < copy.nbytes(); ++i) {
+      hash = (hash ^ bytes[i]) * 0x100000001B3;
+    }
+  }
+  return hash;
+}
+
+void train(const Arguments& arguments, std::shared_ptr<zinf::Comm> comm) {
+  constexpr int kSteps = 3;
+  const int rank = comm->rank();
+  const std::string what = arguments.size() > 6 ? arguments[6] : "";
+  const bool is_odd_one = rank == 1;
+  auto dtype = arguments[2] == "bfloat16" ? torch::kBFloat16 : torch::kFloat;
+  const bool on_nvme = arguments[0] != "-";
+  zinf::Engine engine(
+      {.nvme = on_nvme ? zinf::Paths(arguments[0]) : zinf::Paths(),
+       .weights = on_nvme ? "nvme" : "auto",
+       .states = on_nvme ? "nvme" : "auto",
+       .comm = std::move(comm),
+       .stage = std::stoi(arguments[1])});
+  torch::manual_seed(rank);  // rank 0's counts
+  torch::nn::Sequential model = nullptr;
+  {
+    auto init = engine.init();
+    model = make_model(dtype, is_odd_one && what == "other" ? 17 : 16);
+  }
+  engine.adopt(model);
+  zinf::AdamWOptions options = options_of(arguments);
+  zinf::AdamW optimizer(model->parameters(), options);
+  for (int step = 0; step < kSteps; ++step) {
+    for (int micro = 0; micro < options.micro_batches(); ++micro) {
+      torch::manual_seed(1000 + 100 * step + 10 * micro + rank);
+      torch::Tensor x = torch::randn({16, 8}).to(dtype);
+      if (is_odd_one && what == "idle") continue;
+      if (is_odd_one && what == "throw") throw std::runtime_error("enough");
+      model->forward(x).square().mean().backward();
+    }
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  const std::uint64_t hash = hash_of(*model);
+  std::printf("weights %016llx\n", static_cast<unsigned long long>(hash));
+  if (what == "save") engine.save("nowhere");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  auto group = zinf::make_mpi_group();
+  if (!group.ok()) {
+    std::fprintf(stderr, "cpp_ranks: %s\n", group.status().text().c_str());
+    return 1;
+  }
+  std::shared_ptr<zinf::Comm> comm = std::move(*group);
+  const int rank = comm->rank();
+  try {
+    train(Arguments(argv + 1, argv + argc), std::move(comm));
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+    return 1;
+  }
+}
