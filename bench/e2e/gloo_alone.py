@@ -14,13 +14,14 @@ def main() -> None:
     ranks = dist.get_world_size()
     part = torch.zeros(int(sys.argv[1]) // 4 // ranks)
     whole = torch.zeros(ranks, part.numel())
+    slices = list(whole)
     received = torch.zeros_like(whole)
     seconds = []
     for _ in range(8):
         dist.barrier()
         begin = time.monotonic()
-        dist.all_gather_into_tensor(whole, part)
-        dist.all_gather_into_tensor(whole, part)
+        dist.all_gather(slices, part)
+        dist.all_gather(slices, part)
         dist.all_to_all_single(received, whole)
         seconds.append(time.monotonic() - begin)
     if dist.get_rank() == 0:

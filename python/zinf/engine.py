@@ -44,8 +44,8 @@ class Engine:
     audit: look for accesses that interception has missed; costs time.
     stage: where there are several ranks, what is split over them: 1 optimizer states, 2 gradients too,
         3 weights too. All ranks of torchrun take part, or those of `group`; the budgets are per process.
-    partition_group: so many ranks in a row have the whole model among them, and such groups are replicas: more
-        memory, and weights are gathered inside a group, such as a node. By default all ranks are one group.
+    partition_group: so many ranks in a row have the whole model among them, and such groups are replicas:
+        more memory, but weights are gathered inside a group, such as a node. By default all are one group.
     deterministic: "ranks": the same bits for the same number of ranks. "world": for any power of two of them;
         with update="backward", without clipping, and where a step's micro-batch i is the one of rank i mod N
         in its pass i div N.
