@@ -23,6 +23,10 @@ constexpr std::array<std::string_view, kNumPlaces> kPlaceNames = {
 
 using Clock = std::chrono::steady_clock;
 
+std::uint64_t page_bytes(const StateSpec& spec) {
+  return align_up(spec.bytes, std::uint64_t{kPage});
+}
+
 std::uint64_t ns_since(Clock::time_point begin) {
   std::chrono::nanoseconds took = Clock::now() - begin;
   return static_cast<std::uint64_t>(took.count());
@@ -101,10 +105,7 @@ Result<StateRef> Residency::Impl::add(const StateSpec& spec, Home home,
   }
   MutexLock lock(mutex_);
   ++stats_.num_states;
-  if (home == Home::kAway) {
-    largest_away_ =
-        std::max(largest_away_, align_up(spec.bytes, std::uint64_t{kPage}));
-  }
+  if (home == Home::kAway) away_sizes_.insert(page_bytes(spec));
   StateRef ref{entry_for(spec.name())};
   states_[ref.index] = std::move(state);
   return ref;
@@ -154,6 +155,9 @@ void Residency::Impl::forget(StateRef ref) {
     State& state = at(ref);
     below = state.below;
     give_memory(state);
+    if (state.home == Home::kAway) {
+      away_sizes_.extract(page_bytes(state.spec));
+    }
     state = {.spec = std::move(state.spec), .home = state.home};
     freed_.emplace(state.spec.name(), ref.index);
     --stats_.num_states;
@@ -354,7 +358,8 @@ void Residency::Impl::unpin(StateRef ref, Use use) {
 
 std::uint64_t Residency::Impl::away_limit_locked() const {
   std::uint64_t least = options_.away_limit_bytes;
-  return least == 0 ? 0 : std::max(least, 2 * largest_away_);
+  if (least == 0 || away_sizes_.empty()) return least;
+  return std::max(least, 2 * *away_sizes_.rbegin());
 }
 
 std::uint64_t Residency::Impl::away_limit() const {

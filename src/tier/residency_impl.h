@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -175,7 +176,7 @@ class Residency::Impl {
   std::uint64_t clock_ ZINF_GUARDED_BY(mutex_) = 0;
   std::uint64_t now_ ZINF_GUARDED_BY(mutex_) = 0;            // see expect()
   std::uint64_t awaited_bytes_ ZINF_GUARDED_BY(mutex_) = 0;  // kAway only
-  std::uint64_t largest_away_ ZINF_GUARDED_BY(mutex_) = 0;   // ever added
+  std::multiset<std::uint64_t> away_sizes_ ZINF_GUARDED_BY(mutex_);
   Status refusal_ ZINF_GUARDED_BY(mutex_);  // of the last find_place()
   // No place was found for cleaning, and none was given back since.
   bool full_below_ ZINF_GUARDED_BY(mutex_) = false;

@@ -563,6 +563,20 @@ TEST_F(ResidencyTest, OnlyAFewStatesOfHomesAwayStayAfterTheirPins) {
   EXPECT_EQ(few.place(refs[7]), kDirty) << "the last used stays";
 }
 
+TEST_F(ResidencyTest, ALargeOneThatIsGoneMakesNoRoomForHomesAway) {
+  Residency few({.allocate = slab_memory(pool_),
+                 .backing = backing_,
+                 .leaving = nullptr,
+                 .away_limit_bytes = 1});
+  StateRef large = ok(few.add(spec("large", 8 * kBytes), Home::kAway));
+  StateRef small = ok(few.add(spec("small"), Home::kAway));
+  EXPECT_EQ(few.away_limit(), 16 * kBytes);
+  few.remove(large);
+  EXPECT_EQ(few.away_limit(), 2 * kBytes);
+  few.remove(small);
+  EXPECT_EQ(few.away_limit(), 1u);
+}
+
 TEST_F(ResidencyTest, WhoeverKnowsTheNextUseDecidesWhenHomesAwayLeave) {
   Residency few({.allocate = slab_memory(pool_),
                  .backing = backing_,
