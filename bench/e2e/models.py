@@ -34,6 +34,7 @@ class Gpt:
 SIZES = {
     "2M": Gpt(2, 32, 2),
     "124M": Gpt(12, 768, 12),
+    "153M": Gpt(12, 1024, 16, vocabulary=1024, dropout=0.0),  # no tensor is much larger than others
     "640M": Gpt(12, 2048, 16, vocabulary=VOCABULARY, dropout=0.0),
     "1.3B": Gpt(24, 2048, 16),
     "2.6B": Gpt(32, 2560, 20),

@@ -120,6 +120,9 @@ class Watched:
             self._rest()
         return Used(steps, end - begin, *used)
 
+    def pid(self) -> int:
+        return self._process.pid
+
     def peak_bytes(self) -> int:
         """The most anonymous and shared memory that was seen."""
         return self._peak[0]

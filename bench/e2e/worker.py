@@ -31,6 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--host-memory", type=int)
     parser.add_argument("--nvme")
     parser.add_argument("--away", action="store_true", help="weights and states forced onto NVMe")
+    parser.add_argument("--forward", action="store_true", help="a step is a forward pass")
     parser.add_argument("--update", default="step")
     parser.add_argument("--stage", type=int, default=3, help="where torchrun's variables name several ranks")
     parser.add_argument("--master", default="split")
@@ -101,6 +102,9 @@ class Trainer:
 
     def step(self) -> float:
         """The loss before it."""
+        if self.args.forward:
+            with torch.no_grad():
+                return next(self.losses).item()
         loss = next(self.losses)
         loss.backward()
         if self.args.plain and self.args.clip is not None:
