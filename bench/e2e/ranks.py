@@ -63,6 +63,22 @@ class Group:
         self.close()
 
 
+class Anew:
+    """Lives only while it trains: for two that have no room side by side."""
+
+    def __init__(self, start: Callable[[], Watched | Group]):
+        self._start, self._peak = start, 0
+
+    def train(self, steps: int) -> Used:
+        with self._start() as side:
+            used = side.train(steps)
+            self._peak = max(self._peak, side.peak_bytes())
+        return used
+
+    def peak_bytes(self) -> int:
+        return self._peak
+
+
 class ScriptGroup(Script):
     """The rivals' script as several ranks, of which the first tells of steps."""
 
@@ -141,12 +157,18 @@ class RankBench:
         return warm(ScriptGroup(list(map(str, command)), self.folder, args.ranks))
 
     def compare(self, name: str, start: Callable[[], Watched | Group]) -> None:
+        if self.args.anew:
+            self._compare(name, Anew(start), Anew(self.zinf))
+            return
         with start() as other, self.zinf() as zinf:
-            pairs = interleave(other.train, zinf.train, self.args.pairs, self.args.steps, self.say)
-            self.table.rows.append([
-                name, f"{_median(pairs.reference):.2f}", f"{_median(pairs.candidate):.2f}",
-                spread(pairs.ratios(), 3), f"{other.peak_bytes() / GB:.2f}", f"{zinf.peak_bytes() / GB:.2f}",
-                _others(pairs)])  # fmt: skip
+            self._compare(name, other, zinf)
+
+    def _compare(self, name: str, other: "Watched | Group | Anew", zinf: "Group | Anew") -> None:
+        pairs = interleave(other.train, zinf.train, self.args.pairs, self.args.steps, self.say)
+        self.table.rows.append([
+            name, f"{_median(pairs.reference):.2f}", f"{_median(pairs.candidate):.2f}",
+            spread(pairs.ratios(), 3), f"{other.peak_bytes() / GB:.2f}", f"{zinf.peak_bytes() / GB:.2f}",
+            _others(pairs)])  # fmt: skip
         self.say(f"{name}: ratio {spread(pairs.ratios())}")
 
     def gloo(self, parameters: int) -> None:
@@ -185,6 +207,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--steps", type=int, default=2, help="of a side of a pair")
+    parser.add_argument("--anew", action="store_true", help="start for every pair: where memory is short")
     parser.add_argument("--beside", default="fsdp2,ds_none,compute,gloo")
     parser.add_argument("--deepspeed-python", default=os.environ.get("ZINF_DEEPSPEED_PYTHON"))
     parser.add_argument("--peers", default=os.environ.get("ZINF_PEERS"))
