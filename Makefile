@@ -1,5 +1,5 @@
 # The two commands: `make demo` and `make test`. Each installs what it needs.
-.PHONY: help setup demo test test-all lint format bench speed sweep larger dev asan tsan fuzz wheel clean
+.PHONY: help setup demo test test-all lint format bench speed ranks bandwidth sweep larger dev asan tsan fuzz wheel clean
 
 help:
 	@echo "make demo     set up, then run the main job"
@@ -10,6 +10,8 @@ help:
 	@echo "make test-all the Python tests with every model in every placement (an hour)"
 	@echo "make bench    the benchmarks of bench/ (several minutes, quiet machine)"
 	@echo "make speed    steps beside plain PyTorch, the disk and DeepSpeed (hours, quiet machine)"
+	@echo "make ranks    two ranks beside FSDP2, DeepSpeed, compute and gloo (quarter of an hour, quiet machine)"
+	@echo "make bandwidth  ranks on slow disks and a slow network (root; ten minutes, quiet machine)"
 	@echo "make sweep    budgets from too little to everything: refused or kept (half an hour)"
 	@echo "make larger   1.3 B parameters in a control group of 5 GB (root; half an hour)"
 	@echo "make dev      quick torch-free debug build and its tests"
@@ -45,6 +47,12 @@ bench: setup
 speed: setup
 	@command -v fio > /dev/null || [ "$$(id -u)" != 0 ] || apt-get -qq -y install fio > /dev/null
 	@.venv/bin/python bench/e2e/speed.py --nvme $${ZINF_PATH:-build} --rows all --out bench/reports
+
+ranks: setup
+	@.venv/bin/python bench/e2e/ranks.py --out bench/reports
+
+bandwidth: setup
+	@.venv/bin/python bench/e2e/bandwidth.py --nvme $${ZINF_PATH:-build} --out bench/reports
 
 sweep: setup
 	@.venv/bin/python bench/e2e/budget_sweep.py --nvme $${ZINF_PATH:-build}
