@@ -100,7 +100,8 @@ class Exchange {
                                  std::span<std::byte> whole) const;
 
   // The other ranks' slices of a unit, after so many passes, into the memory of
-  // the whole.
+  // the whole. Small slices are asked for together: with the next large one,
+  // when there are many, or when somebody asks whether one of them is there.
   std::unique_ptr<Move> pull(std::uint32_t unit, std::uint64_t passes,
                              std::span<std::byte> into);
   // Waits until so many passes are settled for this rank's own slice.

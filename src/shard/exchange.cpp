@@ -16,6 +16,8 @@ using shard::Changes;
 using shard::end_of;
 using shard::Header;
 using shard::Kind;
+using shard::SmallPull;
+using shard::SmallPulls;
 
 Exchange::Impl::~Impl() {
   stop(Status::error(Code::kCancelled, "this rank has ended"));
@@ -123,11 +125,39 @@ std::unique_ptr<Move> Exchange::Impl::pull(std::uint32_t unit,
     std::span<std::byte> slice = slice_of(shape, peer, into);
     if (slice.empty()) return;
     header.bytes = slice.size();
+    if (slice.size() <= SmallPulls::kSliceBytes) {
+      return add_small(*moves, peer, header, slice);
+    }
+    ask_for_small(peer, nullptr);
     MutexLock order(order_with(peer));
     moves->add(comm_->receive(peer, Lane::kWeights, slice));
     send_header(*moves, peer, Lane::kRequests, header);
   });
   return moves;
+}
+
+void Exchange::Impl::add_small(Bundle& bundle, int peer, const Header& request,
+                               std::span<std::byte> into) {
+  Peer& at = peers_[static_cast<std::size_t>(peer)];
+  std::shared_ptr<SmallPulls> small;
+  {
+    MutexLock order(at.order);
+    if (at.small == nullptr) at.small = std::make_shared<SmallPulls>();
+    small = at.small;
+    small->add(request, into);
+  }
+  if (small->full()) ask_for_small(peer, small);
+  bundle.add(std::make_unique<SmallPull>(
+      small, [this, peer, small] { ask_for_small(peer, small); }));
+}
+
+// These, unless they are asked for already; null: whatever waits.
+void Exchange::Impl::ask_for_small(int peer,
+                                   const std::shared_ptr<SmallPulls>& small) {
+  Peer& at = peers_[static_cast<std::size_t>(peer)];
+  MutexLock order(at.order);
+  if (at.small == nullptr || (small != nullptr && at.small != small)) return;
+  std::exchange(at.small, nullptr)->send(*comm_, peer);
 }
 
 void Exchange::Impl::announce_change(std::uint32_t unit) {

@@ -17,44 +17,20 @@
 
 #include "src/base/mutex.h"
 #include "src/shard/changes.h"
+#include "src/shard/header.h"
 #include "src/shard/passes.h"
+#include "src/shard/small_pulls.h"
 #include "zinf/exchange.h"
 
 namespace zinf {
 namespace shard {
 
-enum class Kind : std::uint32_t {
-  kPull,    // a slice is wanted, on Lane::kWeights
-  kPart,    // of a gradient; its bytes follow
-  kClose,   // a pass; the units that it brought follow
-  kChange,  // of a unit is announced
-  kFailed,  // the reason follows
-  kEnd,     // nothing more on any lane
-};
-
-// What goes before everything, in the byte order of the machine: all ranks are
-// of one kind.
-struct Header {
-  Kind kind = Kind::kEnd;
-  std::uint32_t unit = 0;
-  std::uint64_t number = 0;  // the pass, or how many; of a change
-  std::uint64_t bytes = 0;   // that follow, or are wanted
-  // Of the unit, for comparing; the sender's.
-  std::uint64_t elements = 0;
-  std::uint64_t element_bytes = 0;
-  std::uint64_t passes = 0;   // that the sender has closed
-  std::uint64_t changes = 0;  // of the unit, that it has announced
-  char name[64] = {};         // the end of a long one; what is closed
-};
-static_assert(std::is_trivially_copyable_v<Header>);
-
-inline std::span<std::byte> bytes_of(Header& header) {
-  return std::as_writable_bytes(std::span(&header, 1));
-}
-
-inline std::string_view end_of(std::string_view name) {
-  constexpr std::size_t kMost = sizeof(Header::name) - 1;
-  return name.substr(name.size() - std::min(name.size(), kMost));
+inline std::vector<int> numbers_of(const Comm& comm) {
+  std::vector<int> numbers;
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    numbers.push_back(comm.number(rank));
+  }
+  return numbers;
 }
 
 // Transfers with their memory, as one.
@@ -103,7 +79,7 @@ class Exchange::Impl {
   Impl(std::shared_ptr<Comm> comm, Keeper& keeper)
       : comm_(std::move(comm)),
         keeper_(keeper),
-        passes_(comm_->size()),
+        passes_(shard::numbers_of(*comm_), comm_->total()),
         changes_(comm_->size(), comm_->rank()),
         num_units_(static_cast<std::size_t>(comm_->size())),
         peers_(static_cast<std::size_t>(comm_->size())) {}
@@ -150,6 +126,8 @@ class Exchange::Impl {
     // Of requests and of the receives for their answers; of headers and of what
     // belongs to them.
     Mutex order;
+    // What is asked for with the next request, or when somebody needs it.
+    std::shared_ptr<shard::SmallPulls> small ZINF_GUARDED_BY(order);
     std::thread requests;
     std::thread grads;
   };
@@ -170,11 +148,16 @@ class Exchange::Impl {
   void send_header(shard::Bundle& bundle, int peer, Lane lane,
                    shard::Header& header);
   void for_others(const std::function<void(int)>& what) const;
+  void add_small(shard::Bundle& bundle, int peer, const shard::Header& request,
+                 std::span<std::byte> into);
+  void ask_for_small(int peer, const std::shared_ptr<shard::SmallPulls>& small);
 
   // The threads of a peer.
   void serve_requests(int peer);
   void take_grads(int peer);
   Status serve(int peer, const shard::Header& request);
+  Status serve_small(int peer, const shard::Header& head);
+  Result<Block> wanted_slice(int peer, const shard::Header& request);
   Status receive_part(int peer, const shard::Header& header);
   Result<std::string> receive_text(int peer, const shard::Header& header);
   // Waits until this rank has the unit too.

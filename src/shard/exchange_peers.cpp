@@ -22,7 +22,8 @@ void Exchange::Impl::serve_requests(int peer) {
         comm_->receive(peer, Lane::kRequests, bytes_of(header))->wait();
     // What is behind an error is the last word on the other lane.
     if (!status.ok() || header.kind == Kind::kEnd) return;
-    status = serve(peer, header);
+    status = header.kind == Kind::kPulls ? serve_small(peer, header)
+                                         : serve(peer, header);
     if (!status.ok()) return fail(explain(status));
   }
 }
@@ -38,6 +39,28 @@ Result<std::string> Exchange::Impl::receive_text(int peer,
 }
 
 Status Exchange::Impl::serve(int peer, const Header& request) {
+  ZINF_ASSIGN(Block slice, wanted_slice(peer, request));
+  return comm_->send(peer, Lane::kWeights, slice.bytes.first(request.bytes))
+      ->wait();
+}
+
+Status Exchange::Impl::serve_small(int peer, const Header& head) {
+  std::vector<Header> requests(head.number);
+  ZINF_TRY(comm_
+               ->receive(peer, Lane::kRequests,
+                         std::as_writable_bytes(std::span(requests)))
+               ->wait());
+  std::vector<std::byte> answer;
+  answer.reserve(head.bytes);
+  for (const Header& request : requests) {
+    ZINF_ASSIGN(Block slice, wanted_slice(peer, request));
+    const auto bytes = slice.bytes.first(request.bytes);
+    answer.insert(answer.end(), bytes.begin(), bytes.end());
+  }
+  return comm_->send(peer, Lane::kWeights, answer)->wait();
+}
+
+Result<Block> Exchange::Impl::wanted_slice(int peer, const Header& request) {
   ZINF_TRY(check_unit(peer, request));
   ZINF_TRY(settled(request.unit, request.number));
   ZINF_TRY(wait_for_changes(peer, request));
@@ -45,8 +68,7 @@ Status Exchange::Impl::serve(int peer, const Header& request) {
   ZINF_CHECK(slice.bytes.size() >= request.bytes,
              "unit %u has a slice of %zu bytes, %zu are wanted", request.unit,
              slice.bytes.size(), static_cast<std::size_t>(request.bytes));
-  return comm_->send(peer, Lane::kWeights, slice.bytes.first(request.bytes))
-      ->wait();
+  return slice;
 }
 
 Status Exchange::Impl::check_unit(int peer, const Header& header) {

@@ -22,9 +22,11 @@ std::vector<int> listed(const std::vector<bool>& there) {
 
 }  // namespace
 
-Passes::Passes(int ranks)
-    : closed_(static_cast<std::size_t>(ranks)),
-      left_(static_cast<std::size_t>(ranks)) {}
+Passes::Passes(std::vector<int> numbers, int total)
+    : numbers_(std::move(numbers)),
+      total_(total),
+      closed_(numbers_.size()),
+      left_(numbers_.size()) {}
 
 Result<std::optional<Passes::Complete>> Passes::add(const PartName& part) {
   const auto rank = static_cast<std::size_t>(part.rank);
@@ -33,15 +35,15 @@ Result<std::optional<Passes::Complete>> Passes::add(const PartName& part) {
     return Status::error(Code::kInvalid,
                          strf("rank %d has a gradient for pass %zu, which it "
                               "has closed",
-                              part.rank, number(part.pass)));
+                              numbers_[rank], number(part.pass)));
   }
   Pass& pass = passes_[part.pass];
   Ranks& there = pass.units[part.unit];
   there.resize(closed_.size());
   if (there[rank]) {
-    return Status::error(
-        Code::kInvalid, strf("rank %d has two gradients in pass %zu", part.rank,
-                             number(part.pass)));
+    return Status::error(Code::kInvalid,
+                         strf("rank %d has two gradients in pass %zu",
+                              numbers_[rank], number(part.pass)));
   }
   there[rank] = true;
   if (!is_complete(there, part.pass)) return std::optional<Complete>();
@@ -56,7 +58,8 @@ Result<std::vector<Passes::Complete>> Passes::close(int rank,
   std::uint64_t& closed = closed_[static_cast<std::size_t>(rank)];
   if (closed != pass) {
     return Status::error(Code::kInvalid,
-                         strf("rank %d closes pass %zu after %zu passes", rank,
+                         strf("rank %d closes pass %zu after %zu passes",
+                              numbers_[static_cast<std::size_t>(rank)],
                               number(pass), number(closed)));
   }
   closed = pass + 1;
@@ -125,7 +128,7 @@ Status Passes::check_left(std::uint64_t pass) const {
   for (std::size_t rank = 0; rank < closed_.size(); ++rank) {
     if (!left_[rank] || closed_[rank] > pass) continue;
     return rank_is_gone(
-        static_cast<int>(rank), static_cast<int>(closed_.size()),
+        numbers_[rank], total_,
         strf("it has ended after %zu backward passes, others go on",
              number(closed_[rank])));
   }

@@ -15,7 +15,8 @@ namespace zinf::shard {
 
 class Passes {
  public:
-  explicit Passes(int ranks);
+  // `numbers`: how messages call the ranks, of so many in `total`.
+  Passes(std::vector<int> numbers, int total);
 
   // Parts of a unit that are complete: whose they are, in order. taken() is to
   // follow.
@@ -52,6 +53,8 @@ class Passes {
   bool is_complete(const Ranks& there, std::uint64_t pass) const;
   Status check_left(std::uint64_t pass) const;
 
+  const std::vector<int> numbers_;
+  const int total_;
   std::vector<std::uint64_t> closed_;  // by rank
   std::vector<bool> left_;
   std::map<std::uint64_t, Pass> passes_;  // open

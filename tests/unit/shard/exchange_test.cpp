@@ -291,6 +291,38 @@ TEST_P(ExchangeOf, OneRankMayReadWhatItLikesMeanwhile) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ExchangeOf, testing::Values(1, 2, 3, 4));
 
+TEST(Exchange, SmallSlicesAreAskedForTogether) {
+  const auto outcomes = run(2, [](Rank& rank) -> Status {
+    rank.build();
+    ZINF_TRY(barrier(rank.comm())->wait());
+    auto requests = [&] {
+      const auto lane = static_cast<std::size_t>(Lane::kRequests);
+      return rank.comm().stats().sent[lane].messages;
+    };
+    const std::uint64_t before = requests();
+    std::vector<Floats> wholes;
+    std::vector<std::unique_ptr<Move>> moves;
+    for (std::uint32_t unit = 0; unit < kSizes.size(); ++unit) {
+      wholes.emplace_back(kSizes[unit]);
+      moves.push_back(rank.exchange->pull(
+          unit, 0, std::as_writable_bytes(std::span(wholes.back()))));
+    }
+    EXPECT_EQ(requests(), before) << "nobody needs them yet";
+    for (const auto& move : moves) ZINF_TRY(move->wait());
+    EXPECT_EQ(requests(), before + 2) << "a head, and what it is about";
+    const int other = 1 - rank.number();
+    for (std::uint32_t unit = 0; unit < kSizes.size(); ++unit) {
+      const Slice theirs = rank.exchange->partition(unit).slice(other);
+      const Floats all = start_of(unit);
+      for (std::uint64_t i = theirs.begin; i < theirs.end; ++i) {
+        EXPECT_EQ(wholes[unit][i], all[i]);
+      }
+    }
+    return rank.exchange->finish();
+  });
+  for (const Status& outcome : outcomes) EXPECT_TRUE(outcome.ok());
+}
+
 TEST(Exchange, OtherModelsAreToldOnAllRanks) {
   const auto outcomes = run(3, [](Rank& rank) -> Status {
     rank.build(rank.number() == 1
