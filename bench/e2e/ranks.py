@@ -21,13 +21,14 @@ from collections.abc import Callable, Sequence
 from context import warm
 from models import SIZES
 from pairs import Pairs, interleave, spread
-from report import Report, Section, file_name
+from report import ROOT, Report, Section, file_name
 from rivals import Script
 from setting import GB
 from watch import Used, Watched, Worker
 
 RIVALS = {"fsdp2": "FSDP2", "ds_none": "DeepSpeed ZeRO-3"}
 PORT = 29600
+MPI_ALONE = os.path.join(ROOT, "build/release/bench/micro/mpi_alone")
 
 
 def variables(rank: int, ranks: int, port: int) -> dict[str, str]:
@@ -121,8 +122,8 @@ class RankBench:
             "Float32, gloo, one thread per rank. Ratios are medians (least-most) of interleaved pairs of "
             "steps: the other side's processes are stopped or wait meanwhile. Peaks are anonymous and shared "
             "memory of the largest rank, with imports. Compute alone: as many processes with plain PyTorch, "
-            "each for itself. gloo alone: all-gather of the weights twice, all-to-all of the gradients once, "
-            "nothing else.",
+            "each for itself. gloo alone, MPI alone: all-gather of the weights twice, gradients' slices to "
+            "their keepers once, nothing else.",
             ("beside", "its s/step", "zinf s/step", "ratio", "its peak GB", "zinf's peak GB",
              "others' CPU"))  # fmt: skip
 
@@ -174,18 +175,27 @@ class RankBench:
     def gloo(self, parameters: int) -> None:
         self.say("gloo alone")
         ranks = self.args.ranks
-        command = [
-            sys.executable,
-            os.path.join(os.path.dirname(__file__), "gloo_alone.py"),
-            str(4 * parameters),
-        ]
+        script = os.path.join(os.path.dirname(__file__), "gloo_alone.py")
         processes = [
-            subprocess.Popen(command, text=True, stdout=subprocess.PIPE,
+            subprocess.Popen([sys.executable, script, str(4 * parameters)], text=True, stdout=subprocess.PIPE,
                              env={**os.environ, **variables(rank, ranks, PORT + 9)})
             for rank in range(ranks)
         ]  # fmt: skip
         said = [process.communicate()[0] for process in processes]
-        self.table.rows.append(["gloo alone", said[0].strip() or "failed", "", "", "", "", ""])
+        self._add_alone("gloo alone", said[0])
+
+    def mpi(self, parameters: int) -> None:
+        self.say("MPI alone")
+        if not os.path.exists(MPI_ALONE) or not shutil.which("mpirun"):
+            self._add_alone("MPI alone", "not built here")
+            return
+        command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", self.args.ranks, MPI_ALONE,
+                   4 * parameters]  # fmt: skip
+        done = subprocess.run(list(map(str, command)), text=True, stdout=subprocess.PIPE, check=False)
+        self._add_alone("MPI alone", done.stdout)
+
+    def _add_alone(self, name: str, said: str) -> None:
+        self.table.rows.append([name, said.strip() or "failed", "", "", "", "", ""])
 
 
 def _median(results: Sequence[Used]) -> float:
@@ -208,7 +218,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--steps", type=int, default=2, help="of a side of a pair")
     parser.add_argument("--anew", action="store_true", help="start for every pair: where memory is short")
-    parser.add_argument("--beside", default="fsdp2,ds_none,compute,gloo")
+    parser.add_argument("--beside", default="fsdp2,ds_none,compute,gloo,mpi")
     parser.add_argument("--deepspeed-python", default=os.environ.get("ZINF_DEEPSPEED_PYTHON"))
     parser.add_argument("--peers", default=os.environ.get("ZINF_PEERS"))
     parser.add_argument("--out", help="a file for the report, or a directory for one")
@@ -228,6 +238,8 @@ def main() -> None:
         for name in args.beside.split(","):
             if name == "gloo":
                 bench.gloo(parameters)
+            elif name == "mpi":
+                bench.mpi(parameters)
             elif name == "compute":
                 bench.compare("compute alone", bench.compute)
             elif args.deepspeed_python and args.peers:

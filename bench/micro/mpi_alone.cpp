@@ -55,7 +55,8 @@ int main(int argc, char** argv) {
   }
   auto comm = zinf::make_mpi_group();
   zinf::Status status = comm.status();
-  if (status.ok()) status = measure(**comm, std::strtoull(argv[1], nullptr, 10));
+  if (status.ok())
+    status = measure(**comm, std::strtoull(argv[1], nullptr, 10));
   if (status.ok()) return 0;
   std::fprintf(stderr, "mpi_alone: %s\n", status.text().c_str());
   return 1;
