@@ -144,6 +144,11 @@ bool BackwardUpdate::begun() const {
   return passes_ > 0;
 }
 
+bool BackwardUpdate::any_updated() const {
+  std::lock_guard lock(mutex_);
+  return !updated_.empty();
+}
+
 void BackwardUpdate::check_options(
     const std::vector<AdamOptions>& groups) const {
   std::lock_guard lock(mutex_);

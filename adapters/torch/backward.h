@@ -59,6 +59,8 @@ class BackwardUpdate final
 
   // Whether there was a pass since the last step.
   bool begun() const;
+  // Whether one was updated inside backward since then.
+  bool any_updated() const;
   // Throws when one of the groups' options differs from what was used already.
   void check_options(const std::vector<AdamOptions>& groups) const;
   // step() has updated the rest, or a good state was loaded.

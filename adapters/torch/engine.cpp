@@ -236,10 +236,14 @@ void consume_gradient(const at::Tensor& parameter) {
   last = std::exchange(unit->shard()->grad, at::Tensor());
 }
 
+bool is_split_over_ranks(const at::Tensor& tensor) {
+  Unit* unit = Unit::of(tensor);
+  return unit != nullptr && unit->shard() != nullptr;
+}
+
 at::Tensor shard_of(const at::Tensor& parameter) {
-  Unit* unit = Unit::of(parameter);
-  if (unit == nullptr || unit->shard() == nullptr) return parameter;
-  return unit->shard()->weight;
+  if (!is_split_over_ranks(parameter)) return parameter;
+  return Unit::of(parameter)->shard()->weight;
 }
 
 at::Tensor shard_grad_of(const at::Tensor& parameter) {

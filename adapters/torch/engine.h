@@ -62,6 +62,7 @@ void offer_gradient(const at::Tensor& parameter);
 void consume_gradient(const at::Tensor& parameter);
 bool is_consumed(const at::Tensor& grad);
 
+bool is_split_over_ranks(const at::Tensor& tensor);
 // What this rank keeps of a parameter that is split over ranks, and of its
 // gradient: slices, one-dimensional. Of any other: itself.
 at::Tensor shard_of(const at::Tensor& parameter);

@@ -136,9 +136,8 @@ class GradHook final : public torch::autograd::PostAccumulateGradHook {
   void operator()(const torch::autograd::Variable& leaf) override {
     auto manager = manager_.lock();
     if (!manager || manager->closed()) return;
-    Unit* unit = Unit::of(leaf);
-    if (unit != nullptr && unit->shard() != nullptr) {
-      return unit->shard()->ranks.reduce(leaf, 0);
+    if (is_split_over_ranks(leaf)) {
+      return Unit::of(leaf)->shard()->ranks.reduce(leaf, 0);
     }
     const at::Tensor& grad = leaf.grad();
     if (grad.defined()) manager->offer(grad, Role::kGrad, grad_name(leaf));

@@ -100,7 +100,7 @@ ManagerOptions manager_options(const EngineOptions& options) {
   if (options.deterministic != "ranks" && options.deterministic != "world") {
     refuse("deterministic is \"" + options.deterministic +
            "\", must be \"ranks\" (the same bits for the same number of ranks) "
-           "or \"world\" (for any number of them)");
+           "or \"world\" (for any power of two of them)");
   }
   ManagerOptions made;
   made.stage = options.stage;

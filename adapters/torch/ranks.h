@@ -90,7 +90,6 @@ class Ranks {
   int slice() const { return group_->rank(); }
   Residency& residency() { return gather_->residency(); }
   GatherTier& gather() { return *gather_; }
-  bool world() const { return world_; }
 
   // A parameter becomes split. In the same order on all ranks. Throws when it
   // cannot be.
@@ -118,6 +117,8 @@ class Ranks {
   // A step has so many passes: those that had no gradient for this rank are
   // made up for. `update` is for the last of them.
   void make_up_passes(std::uint64_t count, const Update& update);
+  // With Note [World]: the passes since the last step count for nothing.
+  void forget_sums();
 
   // Around the updates of step(); waits until all ranks are there.
   void begin_step(const std::vector<at::Tensor>& due);
@@ -165,8 +166,9 @@ class Ranks {
   std::int64_t sum_elements(const Shard& shard) const;
   // Adds up the sums of groups; of the units of this group those of all become.
   void sum_groups(std::vector<std::uint32_t>& units);
+  std::uint64_t hash_of_units();
   void compare_groups();
-  void finish(Move& between_groups);
+  void wait_between_groups(Move& move);
   void sum_group(Shard& shard);
   void mark_all_due(bool due);
 
@@ -210,7 +212,7 @@ class Ranks {
   std::set<std::shared_ptr<Shard>> seen_;  // whose gradient is about to come
   std::set<std::shared_ptr<Shard>> reduced_;
   std::map<std::shared_ptr<Shard>, at::Tensor> aside_;  // gradients until then
-  // With world(): whose gradients this step has, of any rank.
+  // With Note [World]: whose gradients this step has, of any rank.
   std::set<std::shared_ptr<Shard>> waiting_;
   std::deque<Sent> sent_;
   std::uint64_t sent_bytes_ = 0;
@@ -221,6 +223,7 @@ class Ranks {
   std::atomic<bool> updates_ = false;          // whether update_ is there
   std::atomic<std::uint64_t> number_ = 0;      // passes that were closed here
   std::atomic<std::uint64_t> since_step_ = 0;  // of these
+  std::atomic<std::uint64_t> step_begin_ = 0;  // the first of this step
   // That makes updates: it does not wait for them.
   std::atomic<std::thread::id> updater_ = {};
 };

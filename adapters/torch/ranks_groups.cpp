@@ -2,12 +2,15 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
-#include <array>
+#include <functional>
 #include <span>
+#include <string>
+#include <utility>
 
 #include "adapters/torch/error.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/ranks.h"
+#include "src/base/strf.h"
 #include "zinf/collectives.h"
 
 namespace zinf {
@@ -26,28 +29,47 @@ void Ranks::mark_all_due(bool due) {
 }
 
 // The ranks of this group hear of a failure by their exchange alone.
-void Ranks::finish(Move& between_groups) {
-  Status status = between_groups.wait();
+void Ranks::wait_between_groups(Move& move) {
+  Status status = move.wait();
   if (!status.ok()) fail(status);
   throw_if_failed(status);
 }
 
+std::uint64_t Ranks::hash_of_units() {
+  std::size_t hash = 0;
+  for (const auto& shard : shards()) {
+    const std::string text = shard->name + "/" +
+                             std::to_string(shard->mine.begin) + "-" +
+                             std::to_string(shard->mine.end) +
+                             c10::toString(shard->weight.scalar_type());
+    hash = hash * 31 + std::hash<std::string>()(text);
+  }
+  return hash;
+}
+
 // Where they differ the messages below would not fit together.
 void Ranks::compare_groups() {
-  std::array<std::uint64_t, 2> own = {number_, gather_->exchange().next_unit()};
-  std::vector<std::uint64_t> all(own.size() *
-                                 static_cast<std::size_t>(num_groups()));
-  finish(*all_gather(*same_slice_, std::as_bytes(std::span(own)),
-                     std::as_writable_bytes(std::span(all))));
+  struct Facts {
+    std::uint64_t passes;
+    std::uint64_t num_units;
+    std::uint64_t units;
+  };
+  const Facts own = {number_, gather_->exchange().next_unit(), hash_of_units()};
+  std::vector<Facts> all(static_cast<std::size_t>(num_groups()));
+  wait_between_groups(*all_gather(*same_slice_,
+                                  std::as_bytes(std::span(&own, 1)),
+                                  std::as_writable_bytes(std::span(all))));
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (all[i] == own[i % own.size()]) continue;
+    const char* what = nullptr;
+    if (all[i].units != own.units) what = "other parameters";
+    if (all[i].num_units != own.num_units) what = "more or fewer parameters";
+    if (all[i].passes != own.passes) what = "more or fewer backward passes";
+    if (what == nullptr) continue;
     Status why = Status::error(
         Code::kInvalid,
-        "rank " + std::to_string(same_slice_->number(static_cast<int>(i / 2))) +
-            (i % 2 == 0 ? " has made another number of backward passes"
-                        : " has another number of parameters") +
-            " than rank " + std::to_string(rank()) +
-            ": all ranks must build the same model and make the same passes");
+        strf("rank %d has %s than rank %d: all ranks must build the same model "
+             "and make the same passes",
+             same_slice_->number(static_cast<int>(i)), what, rank()));
     fail(why);
     throw_if_error(why);
   }
@@ -60,7 +82,7 @@ void Ranks::sum_groups(std::vector<std::uint32_t>& units) {
   std::vector<std::byte> own(count);
   for (std::uint32_t unit : units) own[unit] = std::byte{1};
   std::vector<std::byte> all(count * static_cast<std::size_t>(num_groups()));
-  finish(*all_gather(*same_slice_, own, all));
+  wait_between_groups(*all_gather(*same_slice_, own, all));
   units.clear();
   for (std::uint32_t unit = 0; unit < count; ++unit) {
     bool there = false;
@@ -79,18 +101,23 @@ void Ranks::sum_groups(std::vector<std::uint32_t>& units) {
 }
 
 void Ranks::sum_group(Shard& shard) {
-  std::lock_guard lock(shard.mutex);
-  if (!shard.sum.defined()) {  // no rank of this group had a gradient
-    shard.sum = at::zeros({sum_elements(shard)}, at::kFloat);
+  at::Tensor sum = [&] {
+    std::lock_guard lock(shard.mutex);
+    return std::exchange(shard.sum, at::Tensor());
+  }();
+  if (!sum.defined()) {  // no rank of this group had a gradient
+    sum = at::zeros({sum_elements(shard)}, at::kFloat);
   }
-  std::span<float> all{shard.sum.mutable_data_ptr<float>(),
-                       static_cast<std::size_t>(shard.sum.numel())};
+  std::span<float> all{sum.mutable_data_ptr<float>(),
+                       static_cast<std::size_t>(sum.numel())};
   const std::size_t part = all.size() / static_cast<std::size_t>(num_groups());
   const std::span<float> own =
       all.subspan(part * static_cast<std::size_t>(same_slice_->rank()), part);
-  finish(*reduce_scatter(*same_slice_, all, own));
-  finish(*all_gather(*same_slice_, std::as_bytes(own),
-                     std::as_writable_bytes(all)));
+  wait_between_groups(*reduce_scatter(*same_slice_, all, own));
+  wait_between_groups(*all_gather(*same_slice_, std::as_bytes(own),
+                                  std::as_writable_bytes(all)));
+  std::lock_guard lock(shard.mutex);
+  shard.sum = sum;
 }
 
 }  // namespace zinf

@@ -210,9 +210,11 @@ Status Ranks::add_part(const PartName& part, std::span<const std::byte> bytes) {
                              count, first);
     });
     if (world_) {
-      const auto ranks = static_cast<std::uint64_t>(size());
-      shard->tree.add(part.pass * ranks + static_cast<std::uint64_t>(part.rank),
-                      std::exchange(shard->sum, at::Tensor()), add_tensor);
+      const std::uint64_t micro_batch =
+          (part.pass - step_begin_) * static_cast<std::uint64_t>(size()) +
+          static_cast<std::uint64_t>(part.rank);
+      shard->tree.add(micro_batch, std::exchange(shard->sum, at::Tensor()),
+                      add_tensor);
     }
   } catch (const std::exception& error) {
     return Status::error(Code::kOverBudget, error.what()).in(shard->name);
@@ -327,10 +329,15 @@ void Ranks::end_pass() {
     bool there = parameter.defined() && parameter.grad().defined();
     if (!there) release_kept(*shard);
   }
-  if (same_slice_ != nullptr && update_) mark_all_due(true);
+  // Of some, only the end tells that they are updated.
+  const bool all_due = (world_ || same_slice_ != nullptr) && update_;
+  if (all_due) mark_all_due(true);
   close(kBackward);
   auto units = gather_->exchange().wait_closed(number_);
   throw_if_failed(units.status());
+  for (std::uint32_t unit : *units) {
+    throw_if_failed(gather_->exchange().settled(unit, number_ + 1));
+  }
   if (same_slice_ != nullptr) sum_groups(*units);
   std::vector<std::shared_ptr<Shard>> shards;
   for (std::uint32_t unit : *units) {
@@ -349,7 +356,7 @@ void Ranks::end_pass() {
   }
   ++number_;
   ++since_step_;
-  if (same_slice_ != nullptr) mark_all_due(false);
+  if (all_due) mark_all_due(false);
   gather_->set_passes(number_);
   for (const auto& shard : shards) set_gradient(shard);
   put_back();
@@ -358,13 +365,22 @@ void Ranks::end_pass() {
   }
   const bool ended = std::exchange(update_, {}) != nullptr;
   updates_ = false;
+  if (ended) step_begin_ = number_.load();
   reduced_.clear();
   updater_ = std::thread::id();
   if (ended) gather_->end_step();
 }
 
+void Ranks::forget_sums() {
+  for (const auto& shard : waiting_) {
+    std::lock_guard lock(shard->mutex);
+    shard->tree = {};
+  }
+  waiting_.clear();
+  step_begin_ = number_.load();
+}
+
 void Ranks::update_complete(const std::shared_ptr<Shard>& shard) {
-  throw_if_failed(gather_->exchange().settled(shard->grad_unit, number_ + 1));
   if (shard->mine.size() == 0) {  // of which nobody tells
     std::lock_guard lock(mutex_);
     ready_.push_back(shard);
@@ -435,7 +451,12 @@ void Ranks::make_up_passes(std::uint64_t count, const Update& update) {
 void Ranks::make_up_pass(Update update) {
   updater_ = std::this_thread::get_id();
   if (update) update_inside(std::move(update));
-  end_pass();
+  try {
+    end_pass();
+  } catch (...) {
+    abandon_pass();
+    throw;
+  }
 }
 
 void Ranks::begin_step(const std::vector<at::Tensor>& due) {

@@ -9,6 +9,7 @@
 #include <span>
 #include <sstream>
 
+#include "adapters/torch/engine.h"
 #include "adapters/torch/error.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/pins.h"
@@ -54,11 +55,6 @@ void check_same(Ranks& ranks, const Lines& ours) {
   refuse(why);
 }
 
-bool is_split(const at::Tensor& tensor) {
-  Unit* unit = Unit::of(tensor);
-  return unit != nullptr && unit->shard() != nullptr;
-}
-
 void broadcast_tensor(Ranks& ranks, const at::Tensor& tensor) {
   at::Tensor whole = tensor.detach();
   at::Tensor dense = whole.is_non_overlapping_and_dense() && whole.is_cpu()
@@ -85,8 +81,10 @@ void share_tensors(
     const std::vector<std::pair<std::string, at::Tensor>>& named) {
   check_same(ranks, describe(named));
   for (const auto& [name, tensor] : named) {
-    if (is_split(tensor) || tensor.is_meta() || tensor.numel() == 0) continue;
-    broadcast_tensor(ranks, tensor);
+    const bool is_empty = tensor.is_meta() || tensor.numel() == 0;
+    if (!is_empty && !is_split_over_ranks(tensor)) {
+      broadcast_tensor(ranks, tensor);
+    }
   }
 }
 

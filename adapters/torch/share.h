@@ -17,8 +17,8 @@ class Ranks;
 std::string broadcast_text(Ranks& ranks, std::string text);
 
 // They get the values of rank 0's, as after DistributedDataParallel(model);
-// what is split already is left as it is. Throws on all ranks when names,
-// shapes or types differ.
+// what is split already is left as it is. A rank whose names, shapes or types
+// are not rank 0's throws, and the others when they next need it.
 void share_tensors(
     Ranks& ranks, const std::vector<std::pair<std::string, at::Tensor>>& named);
 

@@ -109,7 +109,7 @@ void py_adam_update_all(const std::vector<Item>& items,
   throw_if_error(adam_update_all(options, inverse_scale, clip, all, may_wait));
   for (float* step : steps) *step += 1;
   for (const auto& [parameter, state] : items) {
-    if (Unit* unit = Unit::of(parameter); unit && unit->shard()) {
+    if (is_split_over_ranks(parameter)) {
       parameter.unsafeGetTensorImpl()->bump_version();
     }
   }

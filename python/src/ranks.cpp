@@ -28,8 +28,8 @@ void bind_ranks(py::module_& module) {
            py::arg("update"), Released())
       .def("begin_step", &Ranks::begin_step, py::arg("due"), Released())
       .def("end_step", &Ranks::end_step, py::arg("updated"), Released())
+      .def("forget_sums", &Ranks::forget_sums, Released())
       .def("count_step", &Ranks::count_step)
-      .def_property_readonly("slice", &Ranks::slice)
       .def_property_readonly("num_slices", &Ranks::num_slices)
       .def("sum", &Ranks::sum, Released())
       .def("sum_over_slices", &Ranks::sum_over_slices, Released())
@@ -97,10 +97,7 @@ void bind_ranks(py::module_& module) {
         return Range(slice.begin, slice.end);
       },
       "Of a parameter that is split.");
-  module.def("is_split", [](const at::Tensor& tensor) {
-    Unit* unit = Unit::of(tensor);
-    return unit != nullptr && unit->shard() != nullptr;
-  });
+  module.def("is_split", &is_split_over_ranks);
 }
 
 }  // namespace zinf

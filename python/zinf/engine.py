@@ -88,7 +88,7 @@ class Engine:
             audit=bool(audit),
             nvme_endurance=_size(nvme_endurance, "nvme_endurance"),
             group=find_group(group),
-            stage=_whole_number(stage, "stage", "1, 2 or 3"),
+            stage=whole_number("stage", stage, "1, 2 or 3"),
             partition_group=_partition_group(partition_group),
             deterministic=str(deterministic),
         )
@@ -338,7 +338,7 @@ def _size(value: float | str | None, name: str) -> str | None:
     return str(int(value))
 
 
-def _whole_number(value: Any, name: str, what: str) -> int:
+def whole_number(name: str, value: Any, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ValueError(f"{name} is {value!r}, must be {what}")
     return int(value)
@@ -346,7 +346,7 @@ def _whole_number(value: Any, name: str, what: str) -> int:
 
 def _partition_group(value: Any) -> int:
     """0: none."""
-    number = 0 if value is None else _whole_number(value, "partition_group", "a number of ranks")
+    number = 0 if value is None else whole_number("partition_group", value, "a number of ranks")
     if value is not None and number < 1:
         raise ValueError(f"partition_group is {value!r}, must be a number of ranks")
     return number

@@ -13,7 +13,7 @@ from zinf import _C
 from zinf._backward import BackwardUpdate
 from zinf._ranks import check_all_split, ranks_of
 from zinf._states import NARROW, copied
-from zinf.engine import engine_of_manager, note_optimizer
+from zinf.engine import engine_of_manager, note_optimizer, whole_number
 
 _TYPES = (torch.float32, *NARROW)
 _OPTIONS = ("max_grad_norm", "master", "update", "micro_batches", "_failure")  # in copies
@@ -66,7 +66,13 @@ class AdamW(torch.optim.Optimizer):
             )
         super().zero_grad(set_to_none or self._backward is not None)
         if begun:
-            self._backward.end_step()
+            self._forget_passes()
+
+    def _forget_passes(self) -> None:
+        """Those of the step that has begun."""
+        self._backward.end_step()
+        for ranks in ranks_of(self._parameters()):
+            ranks.forget_sums()
 
     def _any_used(self) -> bool:
         return any(p.grad is not None and _C.is_consumed(p.grad) for p in self._parameters())
@@ -91,7 +97,7 @@ class AdamW(torch.optim.Optimizer):
             max_grad_norm=None if max_grad_norm is None else _number("max_grad_norm", max_grad_norm),
             update=str(update),
             master=str(master),
-            micro_batches=_whole_number("micro_batches", micro_batches),
+            micro_batches=whole_number("micro_batches", micro_batches, "a whole number"),
         )
         self.max_grad_norm = max_grad_norm
         self.master = master
@@ -170,8 +176,12 @@ class AdamW(torch.optim.Optimizer):
         if ranks:
             check_all_split([p for p in self._parameters() if p.grad is not None])
         self._refresh()
-        for each in ranks:
-            self._make_up(each)
+        try:
+            for each in ranks:
+                self._make_up(each)
+        except BaseException as error:
+            self._failure = str(error) or type(error).__name__
+            raise
         if float(getattr(self, "found_inf", 0.0)):
             for each in ranks:
                 each.count_step()
@@ -228,7 +238,7 @@ class AdamW(torch.optim.Optimizer):
         """A good state was loaded."""
         self._failure = None
         if self._backward is not None:
-            self._backward.end_step()
+            self._forget_passes()
 
     def _fail(self, why: str) -> None:
         """Neither this optimizer nor its engines are used again before a good state is loaded."""
@@ -395,9 +405,3 @@ def _two_numbers(name: str, values: Any) -> tuple[float, float]:
     if not isinstance(values, tuple | list) or len(values) != 2:
         raise ValueError(f"{name} is {values!r}, must be two numbers")
     return _number(name, values[0]), _number(name, values[1])
-
-
-def _whole_number(name: str, value: Any) -> int:
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return int(value)
-    raise ValueError(f"{name} is {value!r}, must be a whole number")

@@ -25,7 +25,14 @@ def run_ranks(ranks, *arguments):
                           timeout=120)  # fmt: skip
 
 
-def train_replicas(build, ranks, loss_of, micro_batches, max_grad_norm, **options):
+def tree(terms):
+    if len(terms) == 1:
+        return terms[0]
+    middle = len(terms) // 2
+    return tree(terms[:middle]) + tree(terms[middle:])
+
+
+def train_replicas(build, ranks, loss_of, micro_batches, max_grad_norm, how=None, **options):
     """Plain PyTorch: a replica per rank, gradients averaged pass by pass."""
     torch.manual_seed(0)
     first = build()
@@ -36,15 +43,18 @@ def train_replicas(build, ranks, loss_of, micro_batches, max_grad_norm, **option
             for replica in replicas[1:]:
                 for ours, theirs in zip(replica.parameters(), first.parameters(), strict=True):
                     ours.copy_(theirs)
-        total = None
+        total, passes = None, []
         for micro in range(micro_batches):
             for rank, replica in enumerate(replicas):
                 replica.zero_grad()
                 loss = loss_of(replica, step, micro, rank)
                 if loss is not None:
                     loss.backward()
-            passed = list(averaged(replicas))
+            passed = list(averaged(replicas, group=2 if how == "groups" else None))
+            passes += [[p.grad for p in replica.parameters()] for replica in replicas]
             total = passed if total is None else [a + b for a, b in zip(total, passed, strict=True)]
+        if how == "world":
+            total = [tree(terms) / ranks for terms in zip(*passes, strict=True)]
         for parameter, grad in zip(first.parameters(), total, strict=True):
             parameter.grad = grad
         if max_grad_norm is not None:
@@ -53,7 +63,7 @@ def train_replicas(build, ranks, loss_of, micro_batches, max_grad_norm, **option
     return fnv1a(first)
 
 
-def small_reference(ranks, dtype, micro_batches, max_grad_norm, idle=False):
+def small_reference(ranks, dtype, micro_batches, max_grad_norm, idle=False, how=None):
     def build():
         return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).to(dtype)
 
@@ -62,7 +72,7 @@ def small_reference(ranks, dtype, micro_batches, max_grad_norm, idle=False):
         x = torch.randn(16, 8).to(dtype)
         return None if idle and rank == 1 else model(x).square().mean()
 
-    return train_replicas(build, ranks, loss_of, micro_batches, max_grad_norm, lr=1e-2)
+    return train_replicas(build, ranks, loss_of, micro_batches, max_grad_norm, how, lr=1e-2)
 
 
 def small_run(ranks, nvme, stage, dtype, update, micro_batches, max_grad_norm, *what):
@@ -76,7 +86,10 @@ def hashes(done):
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 0.3])
-@pytest.mark.parametrize(("update", "micro_batches"), [("step", 1), ("backward", 1), ("backward", 2)])
+@pytest.mark.parametrize(
+    ("update", "micro_batches"),
+    [("step", 1), pytest.param("backward", 1, marks=pytest.mark.full), ("backward", 2)],
+)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_one_hash(tmp_path, one_thread, ranks, update, micro_batches, max_grad_norm):  # noqa: F811
     narrow = ranks == 3 and max_grad_norm is None  # clipped ones are rounded by the reference alone
@@ -103,7 +116,16 @@ def test_another_model_is_named(tmp_path):
 def test_the_others_hear_of_an_exception(tmp_path):
     done = small_run(2, tmp_path, 3, torch.float32, "step", 1, None, "throw")
     assert done.returncode != 0
-    assert "enough" in done.stderr
+    assert "rank 1: enough" in done.stderr
+    assert "rank 0: rank 1 of 2 failed: an exception has ended it" in done.stderr
+
+
+@pytest.mark.parametrize("what", ["groups", "world"])
+def test_groups_and_worlds(tmp_path, one_thread, what):  # noqa: F811
+    passes = 2 if what == "world" else 1
+    expected = small_reference(4, torch.float32, passes, None, how=what)
+    done = small_run(4, tmp_path, 3, torch.float32, "backward", passes, None, what)
+    assert hashes(done) == [expected] * 4
 
 
 def test_save_says_that_it_cannot(tmp_path):
@@ -112,7 +134,7 @@ def test_save_says_that_it_cannot(tmp_path):
     assert "save() in C++ does not work with several ranks yet" in done.stderr
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_the_example(example, tmp_path, one_thread, ranks):  # noqa: F811
     text = torch.frombuffer(bytearray(TEXT.read_bytes()), dtype=torch.uint8).long()
 

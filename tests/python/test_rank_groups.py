@@ -8,22 +8,33 @@ from ranks import Ranks
 from test_rank_use import START, said
 from test_ranks import IN_BACKWARD, IN_STEP, check_group
 
+TWO = {"partition_group": 2}
+
 
 def test_groups_give_the_reference(nvme):
-    two, away = {"partition_group": 2}, {"nvme": nvme, "weights": "nvme", "states": "nvme"}
+    away = {"nvme": nvme, "weights": "nvme", "states": "nvme"}
     check_group(
         4,
         [
-            ["mlp", two, IN_STEP],
-            ["mlp", {**two, **away}, IN_BACKWARD],
+            ["mlp", TWO, IN_STEP],
+            ["mlp", {**TWO, **away}, IN_BACKWARD],
             ["mlp", {"partition_group": 1, "stage": 2}, IN_BACKWARD],
+            ["branching", TWO, IN_BACKWARD],
+            ["gpt2-accumulate", TWO, {"update": "backward", "micro_batches": 3}],
+        ],
+    )
+
+
+@pytest.mark.full
+def test_more_models_in_groups_give_the_reference():
+    check_group(
+        4,
+        [
             ["mlp", {"partition_group": 4}, IN_STEP],
-            ["branching", two, IN_BACKWARD],
-            ["mixtral", two, IN_BACKWARD],
-            ["gpt2-max-norm", two, IN_STEP],
-            ["gpt2-accumulate", two, {"update": "backward", "micro_batches": 3}],
-            ["llama-bf16", two, IN_BACKWARD],
-            ["mlp-fp16", two, IN_STEP],
+            ["mixtral", TWO, IN_BACKWARD],
+            ["gpt2-max-norm", TWO, IN_STEP],
+            ["llama-bf16", TWO, IN_BACKWARD],
+            ["mlp-fp16", TWO, IN_STEP],
         ],
     )
 
@@ -109,7 +120,22 @@ train(model, optimizer, range(2))
     with Ranks(4, START + body) as ranks:
         ends = ranks.outputs()
     assert all(code != 0 for code, _ in ends)
-    assert any("another number of parameters" in text for _, text in ends), ends
+    assert any("more or fewer parameters" in text for _, text in ends), ends
+
+
+def test_groups_with_other_shapes_are_told():
+    body = """
+width = 200 if rank < 2 else 232
+engine = zinf.Engine(partition_group=2)
+with engine.init():
+    model = build(width)
+optimizer = zinf.AdamW(model.parameters())
+train(model, optimizer, range(2))
+"""
+    with Ranks(4, START + body) as ranks:
+        ends = ranks.outputs()
+    assert all(code != 0 for code, _ in ends)
+    assert any("other parameters" in text for _, text in ends), ends
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ say((stats["resident_bytes"] + wholes) / parameters)
 """
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("stage", "master", "formula"),
     [

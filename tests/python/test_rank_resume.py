@@ -45,6 +45,7 @@ def test_all_ranks_resume_at_one_common_step(tmp_path):
         with Ranks(RANKS, START + BODY, killed, STEPS) as ranks:
             if not last:
                 while len(list(killed.glob("step-??"))) < min(STEPS - 1, done + 2):
+                    assert all(process.poll() is None for process in ranks.processes)
                     time.sleep(0.01)
                 time.sleep(chosen.uniform(0, 0.15))  # in a step, or in a save
                 for victim in chosen.sample(ranks.processes, chosen.randint(1, RANKS)):

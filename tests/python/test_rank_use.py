@@ -219,6 +219,42 @@ for update in ("step", "backward"):
     assert rows[0][0] == rows[0][1]
 
 
+def test_ranks_without_gradients_take_part_in_every_pass():
+    """Two of three have none: they go from one pass to the next at once."""
+    rows = said(
+        3,
+        """
+options = {"update": "backward", "micro_batches": 2}
+engine, model, optimizer = start(**options)
+for step in range(30):
+    if rank == 1:
+        for micro in range(2):
+            (loss_of(model, 2 * step + micro) / 2).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+say(digest(model))
+engine.close()
+if rank == 0:
+    torch.manual_seed(0)
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    for step in range(30):
+        for micro in range(2):
+            model.zero_grad() if micro == 0 else None
+            before = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+            model.zero_grad()
+            (loss_of(model, 2 * step + micro, of=1) / 2).backward()
+            for parameter, grad in zip(model.parameters(), before):
+                parameter.grad.mul_(torch.tensor(1.0) / 3)
+                if grad is not None:
+                    parameter.grad = grad + parameter.grad
+        optimizer.step()
+    say(digest(model))
+""",
+    )
+    assert rows[0][0] == rows[1][0] == rows[2][0] == rows[0][1]
+
+
 def test_what_is_unfrozen_later_is_averaged():
     rows = said(
         2,
@@ -351,6 +387,30 @@ for stage in (3, 2):
         assert weights <= (2 if stage == 3 else 1) * model_bytes * 1.01
         headers = 16 * 150  # of closes and parts
         assert model_bytes <= grads <= model_bytes + headers
+
+
+def test_the_difference_to_distributed_data_parallel_is_rounding():
+    """DDP divides and sums in the order of a ring; the sums of both are of the same numbers."""
+    for rows in said(
+        3,
+        """
+torch.manual_seed(0)
+dist.init_process_group("gloo")
+theirs = torch.nn.parallel.DistributedDataParallel(build())
+reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2, fused=True)
+for step in range(5):
+    loss_of(theirs, step).backward()
+    reference.step()
+    reference.zero_grad()
+engine, model, optimizer = start()
+train(model, optimizer, range(5))
+gap = max(float((a - b).abs().max()) for a, b in zip(model.parameters(), theirs.module.parameters()))
+moved = max(float((a - b).abs().max()) for a, b in zip(build().parameters(), theirs.module.parameters()))
+say(gap, moved)
+""",
+    ):
+        gap, moved = rows[0]
+        assert gap < 1e-3 * moved
 
 
 def test_a_wrapper_that_averages_too_is_refused():

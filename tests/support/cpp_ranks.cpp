@@ -2,7 +2,8 @@
 // model and prints a hash of its weights.
 //   cpp_ranks NVME|- STAGE DTYPE UPDATE MICRO_BATCHES NORM|- [WHAT]
 // WHAT: "idle": rank 1 makes no backward pass; "other": it has another model;
-// "throw": it stops half way; "save": all of them save.
+// "throw": it stops half way; "save": all of them save; "groups", "world":
+// partition_group = 2, deterministic = "world".
 #include <torch/torch.h>
 #include <zinf/mpi_comm.h>
 #include <zinf/zinf.h>
@@ -59,7 +60,9 @@ void train(const Arguments& arguments, std::shared_ptr<zinf::Comm> comm) {
        .weights = on_nvme ? "nvme" : "auto",
        .states = on_nvme ? "nvme" : "auto",
        .comm = std::move(comm),
-       .stage = std::stoi(arguments[1])});
+       .stage = std::stoi(arguments[1]),
+       .partition_group = what == "groups" ? 2 : 0,
+       .deterministic = what == "world" ? "world" : "ranks"});
   torch::manual_seed(rank);  // rank 0's counts
   torch::nn::Sequential model = nullptr;
   {

@@ -187,7 +187,9 @@ void check_no_step_begun(const AdamW& optimizer) {
 
 void forget_passes(AdamW& optimizer) {
   const auto& backward = AdamWImpl::of(optimizer).backward;
-  if (backward != nullptr) backward->end_step({});
+  if (backward == nullptr) return;
+  backward->end_step({});
+  for (Ranks* each : ranks_of(optimizer)) each->forget_sums();
 }
 
 void prepare(AdamW& optimizer, const std::vector<at::Tensor>& parameters,
@@ -228,8 +230,7 @@ void update(AdamW& optimizer, const AdamOptions& options,
       adam_update_all(options, /*inverse_scale=*/1, clip, items, may_wait));
   for (const at::Tensor& parameter : parameters) {
     ++find_state(optimizer, parameter)->step;
-    Unit* unit = Unit::of(parameter);
-    if (unit != nullptr && unit->shard() != nullptr) {
+    if (is_split_over_ranks(parameter)) {
       parameter.unsafeGetTensorImpl()->bump_version();
     }
   }
@@ -273,6 +274,11 @@ void AdamW::add_param_group(const OptimizerParamGroup& param_group) {
 
 void AdamW::zero_grad(bool set_to_none) {
   Optimizer::zero_grad(set_to_none || impl_->backward != nullptr);
+  // What a step has updated already stays, so the step goes on.
+  const auto& backward = impl_->backward;
+  if (backward != nullptr && backward->begun() && !backward->any_updated()) {
+    forget_passes(*this);
+  }
 }
 
 torch::Tensor AdamW::step(LossClosure closure) {
@@ -294,7 +300,12 @@ torch::Tensor AdamW::step(LossClosure closure) {
   }
   const std::vector<Ranks*> ranks = ranks_of(*this);
   refresh_engines(*this);
-  for (Ranks* each : ranks) make_up_passes(*this, *each);
+  try {
+    for (Ranks* each : ranks) make_up_passes(*this, *each);
+  } catch (const std::exception& error) {
+    impl_->failure = error.what();
+    throw;
+  }
   std::vector<std::vector<at::Tensor>> groups;
   std::vector<at::Tensor> updated;
   for (const auto& group : param_groups_) {

@@ -13,8 +13,7 @@ namespace zinf {
 namespace {
 
 void check_split(const at::Tensor& parameter) {
-  Unit* unit = Unit::of(parameter);
-  if (unit != nullptr && unit->shard() != nullptr) return;
+  if (is_split_over_ranks(parameter)) return;
   throw Error(Status::error(
       Code::kUnsupported,
       "a parameter of " + std::to_string(parameter.numel()) +

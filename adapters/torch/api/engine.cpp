@@ -9,7 +9,6 @@
 #include "adapters/torch/engine.h"
 #include "adapters/torch/error.h"
 #include "adapters/torch/manager.h"
-#include "adapters/torch/ranks.h"
 #include "zinf/log.h"
 
 namespace zinf {
@@ -37,6 +36,7 @@ Engine::Engine(const EngineOptions& options)
 
 Engine::~Engine() {
   try {
+    impl_->tell_of_exception();
     close();
   } catch (const std::exception& error) {
     log(LogLevel::kError, "closing an engine: %s", error.what());
@@ -51,15 +51,9 @@ void Engine::release(torch::nn::Module& model) { impl_->release(model); }
 
 void Engine::close() { impl_->close(); }
 
-int Engine::rank() const {
-  Ranks* ranks = impl_->manager()->ranks();
-  return ranks == nullptr ? 0 : ranks->rank();
-}
+int Engine::rank() const { return impl_->rank(); }
 
-int Engine::ranks() const {
-  Ranks* ranks = impl_->manager()->ranks();
-  return ranks == nullptr ? 1 : ranks->size();
-}
+int Engine::ranks() const { return impl_->num_ranks(); }
 
 EngineStats Engine::stats() const { return engine_stats(*impl_->manager()); }
 
@@ -70,8 +64,8 @@ Need Engine::probe(const std::function<void()>& step) {
 }
 
 // Python's are split too: zinf/_parts.py.
-static void check_one_rank(const char* what, int ranks) {
-  if (ranks == 1) return;
+static void check_not_split(const char* what, Manager& manager) {
+  if (manager.ranks() == nullptr) return;
   throw Error(Status::error(
       Code::kUnsupported,
       std::string(what) + " in C++ does not work with several ranks yet"));
@@ -79,13 +73,13 @@ static void check_one_rank(const char* what, int ranks) {
 
 void Engine::save(const std::string& path, const c10::IValue& extra) {
   impl_->check_open();
-  check_one_rank("save()", ranks());
+  check_not_split("save()", *impl_->manager());
   save_checkpoint(path, impl_->models(), impl_->optimizers(), extra);
 }
 
 Loaded Engine::load(const std::string& path, const LoadOptions& options) {
   impl_->check_open();
-  check_one_rank("load()", ranks());
+  check_not_split("load()", *impl_->manager());
   if (!options.only.empty() && options.only != "weights") {
     refuse("only is \"" + options.only + "\", must be \"weights\" or nothing");
   }

@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <algorithm>
+#include <exception>
 #include <unordered_set>
 
 #include "adapters/torch/api/adamw_impl.h"
@@ -36,9 +37,19 @@ NamedParameters parameters_of(const torch::nn::Module& model) {
 }
 
 EngineImpl::EngineImpl(const EngineOptions& options)
-    : manager_(make_manager(options)) {}
+    : manager_(make_manager(options)),
+      rank_(options.comm ? options.comm->rank() : 0),
+      num_ranks_(options.comm ? options.comm->size() : 1),
+      exceptions_(std::uncaught_exceptions()) {}
 
 EngineImpl::~EngineImpl() = default;
+
+void EngineImpl::tell_of_exception() {
+  if (closed_ || std::uncaught_exceptions() <= exceptions_) return;
+  if (Ranks* ranks = manager_->ranks()) {
+    ranks->fail(Status::error(Code::kInvalid, "an exception has ended it"));
+  }
+}
 
 void EngineImpl::check_open() const {
   if (closed_) refuse("the engine is closed");

@@ -39,6 +39,9 @@ class EngineImpl {
   // Between steps: what has come since, or could not be taken before.
   void refresh(bool all_managed);
 
+  // Others wait for this rank: where an exception ends it, they are told.
+  void tell_of_exception();
+
   void check_open() const;
   // That are in no other one and were not released, in the order of adoption.
   Models models() const;
@@ -46,6 +49,8 @@ class EngineImpl {
   std::vector<AdamW*> optimizers() const;
 
   const std::shared_ptr<Manager>& manager() const { return manager_; }
+  int rank() const { return rank_; }
+  int num_ranks() const { return num_ranks_; }
 
  private:
   using WeakModule = std::weak_ptr<torch::nn::Module>;
@@ -59,6 +64,9 @@ class EngineImpl {
   void share(const torch::nn::Module& model);
 
   const std::shared_ptr<Manager> manager_;
+  const int rank_;
+  const int num_ranks_;
+  const int exceptions_;  // that were on their way when it was made
   std::unique_ptr<SameRandom> same_random_;  // inside init(), on several ranks
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>>
       born_;  // no parameters yet

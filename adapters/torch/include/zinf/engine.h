@@ -76,7 +76,7 @@ struct EngineOptions {
   std::string evict = "auto";  // "always": every unit leaves after each use
   bool audit = false;          // looks for missed accesses; slow, for tests
   // The other ranks, as make_mpi_group() gives them (zinf/mpi_comm.h); nothing:
-  // this process alone. Budgets are per process.
+  // this process alone. Budgets are per process. Its end is the engine's.
   std::shared_ptr<Comm> comm = {};
   // Where there are several, what is split over them: 1 the optimizer's states,
   // 2 gradients too, 3 weights too.
@@ -86,7 +86,8 @@ struct EngineOptions {
   int partition_group = 0;
   // "ranks": the same bits for the same number of ranks. "world": for any power
   // of two of them; with update("backward"), without clipping, and where a
-  // step's micro-batch i is the one of rank i mod N in its pass i div N.
+  // step's micro-batch i is the one of rank i mod N in its pass i div N, with
+  // its loss divided by the number of passes.
   std::string deterministic = "ranks";
 };
 
@@ -131,11 +132,14 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // auto init = engine.init();
+  // Of several ranks all call it, and adopt(), in the same order: they get the
+  // values that rank 0's generator gives, or rank 0's model.
   Init init();
 
   // Takes a model that exists, or names one that was born in init(): save() and
   // load() know adopted models. A parameter whose memory somebody else uses too
-  // stays as it is until a later step finds it alone.
+  // stays as it is until a later step finds it alone; of several ranks, until
+  // adopt() does.
   void adopt(torch::nn::Module& model);
   template <typename T>
   void adopt(torch::nn::ModuleHolder<T>& model) {
@@ -156,7 +160,8 @@ class Engine {
 
   EngineStats stats() const;
 
-  // The rank of this process, and how many there are.
+  // The rank of this process, and how many there are. With several, probe(),
+  // save() and load() throw so far.
   int rank() const;
   int ranks() const;
 
