@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "cli/command.h"
@@ -67,6 +69,25 @@ Named named_by(const std::vector<std::string>& directories) {
   return named;
 }
 
+// Of several ranks there is a store each: the first that is missing.
+std::string missing_rank(const Named& named) {
+  std::set<std::string> names;
+  for (const std::vector<std::string>& store : named.stores) {
+    names.insert(std::filesystem::path(store[0]).filename().string());
+  }
+  int ranks = 0;
+  int rank = 0;
+  for (const std::string& name : names) {
+    if (std::sscanf(name.c_str(), "rank-%d-of-%d", &rank, &ranks) == 2) break;
+    ranks = 0;
+  }
+  for (rank = 0; rank < ranks; ++rank) {
+    std::string name = strf("rank-%05d-of-%05d", rank, ranks);
+    if (!names.contains(name)) return name;
+  }
+  return "";
+}
+
 // Does it with every store, whatever becomes of others; says which failed, on
 // standard output unless that is `json`.
 Status for_each_store(
@@ -81,6 +102,11 @@ Status for_each_store(
     if (!args.json) {
       std::printf("%s failed: %s\n", store[0].c_str(), status.text().c_str());
     }
+  }
+  if (std::string missing = missing_rank(named); !missing.empty()) {
+    return Status::error(Code::kCorrupt,
+                         strf("%s is no whole checkpoint: it has no %s",
+                              args.directories[0].c_str(), missing.c_str()));
   }
   if (failed == 0) return {};
   return Status::error(Code::kCorrupt,

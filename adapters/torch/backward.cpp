@@ -118,7 +118,7 @@ bool BackwardUpdate::on_gradient(const at::Tensor& parameter, bool waits) {
   if (unit == nullptr) return false;
   if (unit->shard() != nullptr) {
     Ranks& ranks = unit->shard()->ranks;
-    if (last && !waits) ranks.update_inside(update_);
+    if (last && !waits) ranks.update_inside(update_, how_);
     ranks.reduce(parameter, waits ? 0 : micro_batches_);
     return false;
   }

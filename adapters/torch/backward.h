@@ -37,11 +37,15 @@ class BackwardUpdate final
   // Called when an exception has ended a pass after its first update: weights
   // and states do not fit together any more.
   using Fail = std::function<void(const std::string& why)>;
+  // Tells the optimizer's options, for comparing them with other ranks'.
+  using How = std::function<std::string()>;
 
-  BackwardUpdate(std::int64_t micro_batches, Update update, Fail fail)
+  BackwardUpdate(std::int64_t micro_batches, Update update, Fail fail,
+                 How how = {})
       : micro_batches_(micro_batches),
         update_(std::move(update)),
-        fail_(std::move(fail)) {}
+        fail_(std::move(fail)),
+        how_(std::move(how)) {}
 
   // Inside backward, when a gradient was accumulated. True: it is complete and
   // does not wait for others, so the parameter is to be updated now; never of
@@ -77,6 +81,7 @@ class BackwardUpdate final
   const std::int64_t micro_batches_;
   const Update update_;
   const Fail fail_;
+  const How how_;
 
   mutable std::mutex mutex_;          // for what follows
   std::weak_ptr<Pass> pass_;          // that is under way

@@ -30,10 +30,11 @@ Result<c10::intrusive_ptr<c10d::Backend>> resolve(const std::string& name) {
   }
 }
 
-// The first line, without torch's place in its sources.
+// The first sentence, without torch's place in its sources.
 std::string first_line(const std::exception& error) {
   std::string text = error.what();
   text = text.substr(0, text.find('\n'));
+  text = text.substr(0, text.find(". "));
   std::size_t place = text.find("] ");
   return text[0] == '[' && place != std::string::npos ? text.substr(place + 2)
                                                       : text;

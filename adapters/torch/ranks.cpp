@@ -1,6 +1,7 @@
 #include "adapters/torch/ranks.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <chrono>
 #include <cstring>
@@ -61,6 +62,28 @@ static Status check_options(const RanksOptions& options, int ranks) {
   return {};
 }
 
+// Where they differ, ranks would wait for each other in vain.
+static Status compare_options(const RanksOptions& options, Comm& comm) {
+  constexpr std::array<const char*, 3> kNames = {"stage", "partition_group",
+                                                 "deterministic"};
+  using Values = std::array<int, kNames.size()>;
+  const Values own = {options.stage, options.partition_group, options.world};
+  std::vector<Values> all(static_cast<std::size_t>(comm.size()));
+  ZINF_TRY(all_gather(comm, std::as_bytes(std::span(&own, 1)),
+                      std::as_writable_bytes(std::span(all)))
+               ->wait());
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    for (std::size_t i = 0; i < kNames.size(); ++i) {
+      if (all[rank][i] == all[0][i]) continue;
+      return Status::error(
+          Code::kInvalid,
+          std::string(kNames[i]) + " is not the same on rank 0 and rank " +
+              std::to_string(rank) + ": give all ranks the same");
+    }
+  }
+  return {};
+}
+
 Ranks::Ranks(Manager& manager, std::shared_ptr<Comm> comm,
              const RanksOptions& options)
     : manager_(manager), comm_(std::move(comm)), world_(options.world) {
@@ -80,6 +103,7 @@ Ranks::Ranks(Manager& manager, std::shared_ptr<Comm> comm,
 Result<std::unique_ptr<Ranks>> Ranks::create(
     Manager& manager, std::shared_ptr<Comm> comm, const RanksOptions& options,
     std::function<Leave(StateRef, void* owner)> leaving) {
+  ZINF_TRY(compare_options(options, *comm));
   ZINF_TRY(check_options(options, comm->size()));
   std::unique_ptr<Ranks> ranks(new Ranks(manager, std::move(comm), options));
   Ranks* self = ranks.get();

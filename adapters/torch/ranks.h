@@ -112,19 +112,25 @@ class Ranks {
   void reduce(const at::Tensor& parameter, std::int64_t passes);
   // In this pass, gradients are used by this at once: it updates the slices of
   // those parameters, on the thread that runs backward.
+  // `how` tells the options of the optimizer, which all ranks must have alike.
   using Update = std::function<void(const std::vector<at::Tensor>&)>;
-  void update_inside(Update update);
+  void update_inside(Update update, const std::function<std::string()>& how);
   // A step has so many passes: those that had no gradient for this rank are
   // made up for. `update` is for the last of them.
-  void make_up_passes(std::uint64_t count, const Update& update);
+  void make_up_passes(std::uint64_t count, const Update& update,
+                      const std::string& how);
   // With Note [World]: the passes since the last step count for nothing.
   void forget_sums();
 
   // Around the updates of step(); waits until all ranks are there.
-  void begin_step(const std::vector<at::Tensor>& due);
+  void begin_step(const std::vector<at::Tensor>& due, const std::string& how);
   void end_step(const std::vector<at::Tensor>& updated);
   // An optimizer's step is over, with updates or without.
   void count_step() { since_step_ = 0; }
+
+  // Waits until all ranks are there, for the same: a rank that trains on
+  // meanwhile is an error on all.
+  void meet(const std::string& what);
 
   // Keeps all changes of wholes in the slices.
   void flush();
@@ -172,7 +178,7 @@ class Ranks {
   void sum_group(Shard& shard);
   void mark_all_due(bool due);
 
-  void make_up_pass(Update update);
+  void make_up_pass(Update update, const std::string& how);
   void enter_pass();
   void leave_pass();  // all of it went well
   void end_pass();
@@ -193,7 +199,11 @@ class Ranks {
   std::vector<std::shared_ptr<Shard>> shards();
   // What was changed through addresses that were given out is announced.
   void look_for_edits();
-  void close(const char* what);
+  void close(const std::string& what);
+  // All ranks have closed this one.
+  void count_pass();
+  // Tells all ranks, and throws.
+  [[noreturn]] void refuse_pass(const std::string& why);
   void throw_if_failed(const Status& status);
 
   Manager& manager_;
@@ -217,6 +227,7 @@ class Ranks {
   std::deque<Sent> sent_;
   std::uint64_t sent_bytes_ = 0;
   Update update_;
+  std::string how_;                  // of update_
   std::vector<at::Tensor> updated_;  // parameters
   // Sums that are there and wait for update_; under mutex_.
   std::deque<std::shared_ptr<Shard>> ready_;

@@ -135,30 +135,33 @@ void Ranks::release_kept(Shard& shard) {
   if (whole != nullptr && whole->shard().get() == &shard) release_tensor(kept);
 }
 
+void Ranks::refuse_pass(const std::string& why) {
+  Status status = Status::error(Code::kUnsupported, why);
+  fail(status);
+  throw Error(status);
+}
+
 void Ranks::reduce(const at::Tensor& parameter, std::int64_t passes) {
   std::shared_ptr<Shard> shard = Unit::of(parameter)->shard();
   if (world_ && !std::has_single_bit(static_cast<std::uint64_t>(passes))) {
-    throw Error(Status::error(
-        Code::kUnsupported,
+    refuse_pass(
         "deterministic=\"world\" sums over the micro-batches of a step: train "
         "with zinf.AdamW(update=\"backward\", micro_batches=...), a power of "
-        "two, and without max_grad_norm"));
+        "two, and without max_grad_norm");
   }
   if (!seen_.contains(shard)) before_gradient(parameter);
   seen_.erase(shard);
   at::Tensor grad = std::exchange(parameter.mutable_grad(), at::Tensor());
   if (!grad.defined()) return;
   if (grad.is_sparse()) {
-    throw Error(Status::error(
-        Code::kUnsupported,
-        shard->name + " has a sparse gradient: build the embedding with "
-                      "sparse=False"));
+    refuse_pass(shard->name +
+                " has a sparse gradient: build the embedding with "
+                "sparse=False");
   }
   if (!reduced_.insert(shard).second) {
-    throw Error(Status::error(
-        Code::kUnsupported,
-        shard->name + " has two gradients in one backward pass: with "
-                      "activation checkpointing choose use_reentrant=False"));
+    refuse_pass(shard->name +
+                " has two gradients in one backward pass: with activation "
+                "checkpointing choose use_reentrant=False");
   }
   c10::AutoGradMode no_grad(false);
   send(*shard, parameter, matching(grad.detach(), parameter.detach()));
@@ -265,8 +268,10 @@ void Ranks::make_ready(const std::shared_ptr<Shard>& shard) {
   changed_.notify_all();
 }
 
-void Ranks::update_inside(Update update) {
+void Ranks::update_inside(Update update,
+                          const std::function<std::string()>& how) {
   if (updates_) return;
+  how_ = how ? how() : "";
   update_ = std::move(update);
   updates_ = true;
 }
@@ -292,7 +297,7 @@ void Ranks::update_ready() {
   changed_.notify_all();
 }
 
-void Ranks::close(const char* what) {
+void Ranks::close(const std::string& what) {
   wait_for_sent(0);
   throw_if_failed(gather_->exchange().close_pass(number_, what)->wait());
 }
@@ -332,7 +337,7 @@ void Ranks::end_pass() {
   // Of some, only the end tells that they are updated.
   const bool all_due = (world_ || same_slice_ != nullptr) && update_;
   if (all_due) mark_all_due(true);
-  close(kBackward);
+  close(update_ ? std::string(kBackward) + " with " + how_ : kBackward);
   auto units = gather_->exchange().wait_closed(number_);
   throw_if_failed(units.status());
   for (std::uint32_t unit : *units) {
@@ -442,15 +447,16 @@ void Ranks::drop_gradient(Shard& shard) {
   gather_->exchange().change_later(shard.grad_unit, forget);
 }
 
-void Ranks::make_up_passes(std::uint64_t count, const Update& update) {
+void Ranks::make_up_passes(std::uint64_t count, const Update& update,
+                           const std::string& how) {
   while (since_step_ < count) {
-    make_up_pass(since_step_ + 1 == count ? update : Update());
+    make_up_pass(since_step_ + 1 == count ? update : Update(), how);
   }
 }
 
-void Ranks::make_up_pass(Update update) {
+void Ranks::make_up_pass(Update update, const std::string& how) {
   updater_ = std::this_thread::get_id();
-  if (update) update_inside(std::move(update));
+  if (update) update_inside(std::move(update), [&] { return how; });
   try {
     end_pass();
   } catch (...) {
@@ -459,8 +465,22 @@ void Ranks::make_up_pass(Update update) {
   }
 }
 
-void Ranks::begin_step(const std::vector<at::Tensor>& due) {
-  if (since_step_ == 0) make_up_pass({});
+void Ranks::meet(const std::string& what) {
+  look_for_edits();
+  close(what);
+  throw_if_failed(gather_->exchange().wait_closed(number_).status());
+  count_pass();
+  ++step_begin_;  // it is no micro-batch
+}
+
+void Ranks::count_pass() {
+  ++number_;
+  gather_->set_passes(number_);
+}
+
+void Ranks::begin_step(const std::vector<at::Tensor>& due,
+                       const std::string& how) {
+  if (since_step_ == 0) make_up_pass({}, how);
   look_for_edits();
   updater_ = std::this_thread::get_id();
   {
@@ -469,7 +489,7 @@ void Ranks::begin_step(const std::vector<at::Tensor>& due) {
       if (Shard* shard = find_shard(parameter)) shard->is_due = true;
     }
   }
-  close(kStep);
+  close(std::string(kStep) + " with " + how);
   throw_if_failed(gather_->exchange().wait_closed(number_).status());
   for (const at::Tensor& parameter : due) {
     if (Shard* shard = find_shard(parameter)) {
@@ -487,9 +507,8 @@ void Ranks::end_step(const std::vector<at::Tensor>& updated) {
     changed_.notify_all();
   }
   updater_ = std::thread::id();
-  ++number_;
+  count_pass();
   since_step_ = 0;
-  gather_->set_passes(number_);
   for (const at::Tensor& parameter : updated) {
     if (find_shard(parameter) != nullptr) Unit::of(parameter)->outdate();
   }

@@ -43,9 +43,10 @@ void bind_optim(py::module_& module) {
   // With the GIL: they wait for nothing, and call `fail` without locks.
   py::class_<BackwardUpdate, std::shared_ptr<BackwardUpdate>>(
       module, "BackwardUpdate", "The backward passes of one step.")
-      .def(py::init<std::int64_t, BackwardUpdate::Update,
-                    BackwardUpdate::Fail>(),
-           py::arg("micro_batches"), py::arg("update"), py::arg("fail"))
+      .def(py::init<std::int64_t, BackwardUpdate::Update, BackwardUpdate::Fail,
+                    BackwardUpdate::How>(),
+           py::arg("micro_batches"), py::arg("update"), py::arg("fail"),
+           py::arg("how"))
       .def("on_gradient", &BackwardUpdate::on_gradient, py::arg("parameter"),
            py::kw_only(), py::arg("waits"),
            py::call_guard<py::gil_scoped_release>())

@@ -25,8 +25,10 @@ void bind_ranks(py::module_& module) {
       .def_property_readonly("rank", &Ranks::rank)
       .def_property_readonly("size", &Ranks::size)
       .def("make_up_passes", &Ranks::make_up_passes, py::arg("count"),
-           py::arg("update"), Released())
-      .def("begin_step", &Ranks::begin_step, py::arg("due"), Released())
+           py::arg("update"), py::arg("how"), Released())
+      .def("begin_step", &Ranks::begin_step, py::arg("due"), py::arg("how"),
+           Released())
+      .def("meet", &Ranks::meet, "Waits for all ranks.", Released())
       .def("end_step", &Ranks::end_step, py::arg("updated"), Released())
       .def("forget_sums", &Ranks::forget_sums, Released())
       .def("count_step", &Ranks::count_step)

@@ -39,7 +39,11 @@ class BackwardUpdate:
             if (known := this()) is not None:
                 known.update_deferred(deferred)
 
-        self._passes = _C.BackwardUpdate(micro_batches, update, fail)
+        def how() -> str:
+            asked = reference()
+            return "" if asked is None else asked._how()
+
+        self._passes = _C.BackwardUpdate(micro_batches, update, fail, how)
         self._group_of = WeakIdKeyDictionary()  # the index of each parameter's group
 
     def watch(self, index: int, group: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import datetime
 import io
 import os
 import sys
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,11 @@ def ranks_of(parameters: Sequence[torch.Tensor]) -> list[_C.Ranks]:
     """Of the engines of these, where they have several."""
     managers = [manager for manager in _C.managers_of(parameters) if manager is not None]
     return [manager.ranks for manager in managers if manager.ranks is not None]
+
+
+def short_hash(value: Any) -> str:
+    """Of what has a repr(): texts that ranks compare are short."""
+    return f"{zlib.crc32(repr(value).encode()):08x}"
 
 
 def end_rank(ranks: _C.Ranks) -> None:

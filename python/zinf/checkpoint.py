@@ -16,6 +16,7 @@ import torch
 from zinf import _C
 from zinf._parts import Parts, folder_name, folders_in
 from zinf._random import random_states, set_random_states
+from zinf._ranks import short_hash
 from zinf._states import NARROW
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def _content(
 
 def _save_slices(path: str, ranks: _C.Ranks, content: Callable[[], tuple[list[Any], int, bytes]]) -> None:
     """A store per rank; the directory has its name when all of them are whole."""
+    _meet(ranks, "save", path)
     unfinished = f"{path}.unfinished"
     folder = os.path.join(unfinished, folder_name(ranks.rank, ranks.size))
 
@@ -84,6 +86,12 @@ def _save_slices(path: str, ranks: _C.Ranks, content: Callable[[], tuple[list[An
     ranks.flush()
     _together(ranks, write)
     _on_first(ranks, lambda: os.rename(unfinished, path))
+
+
+def _meet(ranks: _C.Ranks, what: str, path: str) -> None:
+    """Raises on all ranks when one of them does something else, or elsewhere."""
+    end = path if len(path) <= 24 else f"...{path[-21:]}"
+    ranks.meet(f'engine.{what}("{end}"), {short_hash(path)}')
 
 
 def _make_room_for(path: str, unfinished: str) -> None:
@@ -174,6 +182,7 @@ def _begin_load(
         return parts, meta
 
     if manager.ranks is not None:
+        _meet(manager.ranks, "load", path)
         manager.ranks.flush()
     return *_together(manager.ranks, check), tensors
 

@@ -11,7 +11,7 @@ import torch
 
 from zinf import _C
 from zinf._backward import BackwardUpdate
-from zinf._ranks import check_all_split, ranks_of
+from zinf._ranks import check_all_split, ranks_of, short_hash
 from zinf._states import NARROW, copied
 from zinf.engine import engine_of_manager, note_optimizer, whole_number
 
@@ -193,7 +193,7 @@ class AdamW(torch.optim.Optimizer):
         self._prepare(updated)
         together = ranks if updated or self._backward is None else []
         for each in together:
-            each.begin_step(updated)
+            each.begin_step(updated, self._how())
         try:
             clip = self._clip_factor(updated, inverse_scale, ranks)
             for parameters, its_options in zip(groups, options, strict=True):
@@ -217,10 +217,18 @@ class AdamW(torch.optim.Optimizer):
     def _make_up(self, ranks: _C.Ranks) -> None:
         """Other ranks' backward passes may have had gradients where this one had none."""
         if self._backward is None:
-            ranks.make_up_passes(1, None)
+            ranks.make_up_passes(1, None, self._how())
         else:
             update = None if self.max_grad_norm is not None else self._backward.update_deferred
-            ranks.make_up_passes(self.micro_batches, update)
+            ranks.make_up_passes(self.micro_batches, update, self._how())
+
+    def _how(self) -> str:
+        """The options, in short: ranks compare them."""
+        options: list[Any] = [self.max_grad_norm, self.update, self.micro_batches]
+        for group in self.param_groups:
+            numbers_of = [group["lr"], *group["betas"], group["eps"], group["weight_decay"]]
+            options += [float(number) for number in numbers_of]
+        return f"lr={options[3]:g}, options {short_hash(options)}"
 
     def _is_due(self, parameter: torch.Tensor) -> bool:
         if parameter.grad is None:

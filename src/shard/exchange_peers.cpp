@@ -113,7 +113,8 @@ Status Exchange::Impl::wait_for_changes(int peer, const Header& header) {
       return Status::error(
           Code::kInvalid,
           strf("rank %d has changed \"%s\" outside of training, rank %d has "
-               "not: all ranks must make the same changes",
+               "not: all ranks must build the same model and "
+               "make the same changes",
                number(peer), units_[header.unit].spec.name.c_str(),
                number(comm_->rank())));
     }
@@ -223,7 +224,7 @@ Status Exchange::Impl::compare_closes_locked(int rank, const Close& close) {
     return Status::error(
         Code::kInvalid,
         strf("rank %d has ended %s where rank %d has ended %s: all ranks must "
-             "make the same backward passes and steps",
+             "make the same backward passes and steps, with the same options",
              number(open.who), open.what.c_str(), number(rank),
              close.what.c_str()));
   }
@@ -232,7 +233,8 @@ Status Exchange::Impl::compare_closes_locked(int rank, const Close& close) {
   return Status::error(
       Code::kInvalid,
       strf("rank %d has changed \"%s\" outside of training, rank %d has not: "
-           "all ranks must make the same changes",
+           "all ranks must build the same model and "
+           "make the same changes",
            number(comm_->rank()), units_.at(missed->unit).spec.name.c_str(),
            number(rank)));
 }

@@ -129,7 +129,7 @@ Status Passes::check_left(std::uint64_t pass) const {
     if (!left_[rank] || closed_[rank] > pass) continue;
     return rank_is_gone(
         numbers_[rank], total_,
-        strf("it has ended after %zu backward passes, others go on",
+        strf("it has ended after %zu backward passes and steps, others go on",
              number(closed_[rank])));
   }
   return {};

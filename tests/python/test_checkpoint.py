@@ -149,6 +149,18 @@ def test_verify_is_content_with_a_whole_store(tmp_path):
     assert "every checksum is right" in run.stdout
 
 
+@pytest.mark.parametrize("action", ["verify", "inspect"])
+def test_a_rank_that_is_missing_is_told(tmp_path, action):
+    (tmp_path / "run").mkdir()
+    for rank in (0, 2):
+        make_store(tmp_path / f"run/rank-{rank:05d}-of-00003")
+    run = zinf("checkpoint", action, tmp_path / "run")
+    assert run.returncode == 1
+    assert "is no whole checkpoint: it has no rank-00001-of-00003" in run.stderr
+    make_store(tmp_path / "run/rank-00001-of-00003")
+    assert zinf("checkpoint", action, tmp_path / "run").returncode == 0
+
+
 def test_verify_names_what_is_bad(tmp_path):
     make_store(tmp_path / "run")
     volume = tmp_path / "run/volume.zinf"

@@ -108,6 +108,68 @@ optimizer.step()
     check_all_say(ends, "all ranks must make the same backward passes and steps")
 
 
+@pytest.mark.parametrize("update", ["step", "backward"])
+def test_other_options_of_an_optimizer_are_told(update):
+    """Each slice would be updated with the options of its keeper."""
+    ends = outputs(
+        2,
+        """
+engine, model, optimizer = start(update=sys.argv[1])
+train(model, optimizer, range(2))
+if rank == 1:
+    optimizer.param_groups[0]["lr"] = 0.5
+train(model, optimizer, range(2, 4))
+""",
+        update,
+    )
+    check_all_say(ends, "with lr=0.5")
+
+
+def test_clipping_on_one_rank_alone_is_told():
+    ends = outputs(
+        2,
+        """
+engine, model, optimizer = start(max_grad_norm=1.0 if rank else None)
+train(model, optimizer, range(2))
+""",
+    )
+    check_all_say(ends, "with the same options")
+
+
+def test_a_save_of_one_rank_alone_is_told(tmp_path):
+    ends = outputs(
+        2,
+        """
+engine, model, optimizer = start()
+train(model, optimizer, range(2))
+if rank == 0:
+    engine.save(sys.argv[1])
+train(model, optimizer, range(2, 4))
+""",
+        tmp_path / "saved",
+    )
+    check_all_say(ends, "engine.save(")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_save_to_other_places_is_told(tmp_path):
+    ends = outputs(
+        2,
+        """
+engine, model, optimizer = start()
+engine.save(f"{sys.argv[1]}/{rank}")
+""",
+        tmp_path,
+    )
+    check_all_say(ends, "engine.save(")
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_options_of_the_engine_are_told():
+    ends = outputs(2, "zinf.Engine(partition_group=1 if rank else None)")
+    check_all_say(ends, "partition_group is not the same on rank 0 and rank 1")
+
+
 def test_a_rank_that_ends_early_is_told():
     ends = outputs(
         2,

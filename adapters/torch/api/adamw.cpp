@@ -317,7 +317,7 @@ torch::Tensor AdamW::step(LossClosure closure) {
   bool begun = false;
   try {
     for (Ranks* each : ranks) {
-      if (together) each->begin_step(updated);
+      if (together) each->begin_step(updated, how_text(*this));
     }
     const auto max_grad_norm = options_of(*defaults_).max_grad_norm();
     const float clip = clip_factor(updated, max_grad_norm, ranks);

@@ -137,7 +137,8 @@ std::shared_ptr<BackwardUpdate> make_backward_update(AdamW& optimizer) {
         for (const auto& manager : managers_of(all_parameters(optimizer))) {
           if (manager != nullptr) manager->fail(why);
         }
-      });
+      },
+      [&optimizer] { return how_text(optimizer); });
 }
 
 void check_alone(const std::vector<at::Tensor>& parameters) {

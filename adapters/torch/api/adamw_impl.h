@@ -86,6 +86,8 @@ void check_alone(const std::vector<at::Tensor>& parameters);
 // throws when one that has a gradient is not split, as ranks would train it
 // each for itself.
 std::vector<Ranks*> ranks_of(const AdamW& optimizer);
+// Its options, in short: ranks compare them.
+std::string how_text(const AdamW& optimizer);
 // Other ranks' backward passes may have had gradients where this one had none.
 void make_up_passes(AdamW& optimizer, Ranks& ranks);
 // The norm of all ranks' slices of the gradients, summed in float64.

@@ -1,5 +1,6 @@
 // zinf::AdamW over parameters that are split over ranks: see ranks.h.
 #include <cmath>
+#include <functional>
 
 #include "adapters/torch/adam.h"
 #include "adapters/torch/api/adamw_impl.h"
@@ -8,6 +9,7 @@
 #include "adapters/torch/later_update.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/ranks.h"
+#include "src/base/strf.h"
 
 namespace zinf {
 namespace {
@@ -39,9 +41,26 @@ std::vector<Ranks*> ranks_of(const AdamW& optimizer) {
   return found;
 }
 
+std::string how_text(const AdamW& optimizer) {
+  const AdamWOptions& own = options_of(optimizer.defaults());
+  std::string all =
+      own.update() + strf(" %d %.17g", static_cast<int>(own.micro_batches()),
+                          own.max_grad_norm().value_or(-1));
+  double lr = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    const AdamOptions each = adam_options(group);
+    if (&group == &optimizer.param_groups().front()) lr = each.lr;
+    all += strf(" %.17g %.17g %.17g %.17g %.17g", each.lr, each.beta1,
+                each.beta2, each.eps, each.weight_decay);
+  }
+  const auto hash = std::hash<std::string>()(all);
+  return strf("lr=%g, options %08x", lr, static_cast<unsigned>(hash));
+}
+
 void make_up_passes(AdamW& optimizer, Ranks& ranks) {
+  const std::string how = how_text(optimizer);
   if (AdamWImpl::of(optimizer).backward == nullptr) {
-    return ranks.make_up_passes(1, {});
+    return ranks.make_up_passes(1, {}, how);
   }
   const AdamWOptions& options = options_of(optimizer.defaults());
   Ranks::Update update;
@@ -51,7 +70,7 @@ void make_up_passes(AdamW& optimizer, Ranks& ranks) {
     };
   }
   ranks.make_up_passes(static_cast<std::uint64_t>(options.micro_batches()),
-                       update);
+                       update, how);
 }
 
 double norm_of_slices(Ranks& ranks, const std::vector<at::Tensor>& parameters) {
