@@ -359,10 +359,9 @@ void Ranks::end_pass() {
   if (update_) {
     for (const auto& shard : shards) update_complete(shard);
   }
-  ++number_;
+  count_pass();
   ++since_step_;
   if (all_due) mark_all_due(false);
-  gather_->set_passes(number_);
   for (const auto& shard : shards) set_gradient(shard);
   put_back();
   for (const at::Tensor& parameter : std::exchange(updated_, {})) {

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/model_hash.h"
+
 namespace {
 
 using Arguments = std::vector<std::string>;
@@ -33,19 +35,6 @@ torch::nn::Sequential make_model(torch::ScalarType dtype, int width) {
   model->push_back(torch::nn::Linear(width, 3));
   for (auto& tensor : model->parameters()) tensor.set_data(tensor.to(dtype));
   return model;
-}
-
-// FNV-1a.
-std::uint64_t hash_of(const torch::nn::Module& model) {
-  std::uint64_t hash = 0xCBF29CE484222325;
-  for (const torch::Tensor& parameter : model.parameters()) {
-    torch::Tensor copy = parameter.detach().clone();
-    const auto* bytes = static_cast<const unsigned char*>(copy.data_ptr());
-    for (std::size_t i = 0; i < copy.nbytes(); ++i) {
-      hash = (hash ^ bytes[i]) * 0x100000001B3;
-    }
-  }
-  return hash;
 }
 
 void train(const Arguments& arguments, std::shared_ptr<zinf::Comm> comm) {
@@ -83,7 +72,7 @@ void train(const Arguments& arguments, std::shared_ptr<zinf::Comm> comm) {
     optimizer.step();
     optimizer.zero_grad();
   }
-  const std::uint64_t hash = hash_of(*model);
+  const std::uint64_t hash = zinf::hash_of(*model);
   std::printf("weights %016llx\n", static_cast<unsigned long long>(hash));
   if (what == "save") engine.save("nowhere");
 }

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/model_hash.h"
+
 namespace {
 
 using Arguments = std::vector<std::string>;
@@ -35,19 +37,6 @@ torch::nn::Sequential make_model(torch::ScalarType dtype) {
     }
   }
   return model;
-}
-
-// FNV-1a.
-std::uint64_t hash_of(const torch::nn::Module& model) {
-  std::uint64_t hash = 0xCBF29CE484222325;
-  for (const torch::Tensor& parameter : model.parameters()) {
-    torch::Tensor copy = parameter.detach().clone();
-    const auto* bytes = static_cast<const unsigned char*>(copy.data_ptr());
-    for (std::size_t i = 0; i < copy.nbytes(); ++i) {
-      hash = (hash ^ bytes[i]) * 0x100000001B3;
-    }
-  }
-  return hash;
 }
 
 void train(const Arguments& arguments) {
@@ -78,7 +67,7 @@ void train(const Arguments& arguments) {
     optimizer.zero_grad();
   }
   std::printf("weights %016llx\n",
-              static_cast<unsigned long long>(hash_of(*model)));
+              static_cast<unsigned long long>(zinf::hash_of(*model)));
   if (arguments[1] == "-") std::exit(0);
   c10::Dict<std::string, std::string> extra;
   extra.insert("by", "C++");
