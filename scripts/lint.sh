@@ -24,7 +24,8 @@ check_header() {
     -Iinclude -I. -x c++ - || { echo "$1 does not compile by itself"; return 1; }
 }
 export -f check_header
-git ls-files -co --exclude-standard 'include/*.h' 'src/*.h' 'cli/*.h' 'tests/*.h' | grep -v -e '-inl.h$' -e '^tests/unit/torch/' |
+git ls-files -co --exclude-standard 'include/*.h' 'src/*.h' 'cli/*.h' 'tests/*.h' |
+  grep -v -e '-inl.h$' -e '^tests/unit/torch/' | xargs grep -L '#include <torch/' |
   xargs -P"$(nproc)" -I{} bash -c 'check_header {}' || status=1
 git ls-files -co --exclude-standard 'src/*.cpp' |
   xargs -P"$(nproc)" -I{} clang++-19 -std=c++20 -fsyntax-only -Wall -Wextra \
