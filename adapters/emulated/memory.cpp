@@ -80,16 +80,21 @@ void* DeviceMemory::allocate(std::size_t bytes) {
   return shown_ + offset;
 }
 
-void DeviceMemory::free(void* block) {
-  if (getpid() != owner_) return;
+void DeviceMemory::release(void* block) {
   MutexLock lock(mutex_);
-  auto used = used_.find(
-      static_cast<std::size_t>(static_cast<std::byte*>(block) - shown_));
-  ZINF_CHECK(used != used_.end(), "%p is not a block of the device", block);
-  auto [offset, bytes] = *used;
+  auto used = used_.extract(offset_of(block));
+  ZINF_CHECK(!used.empty(), "%p is not a block of the device", block);
+  used_bytes_ -= used.mapped();
+  released_.insert(std::move(used));
+}
+
+void DeviceMemory::reclaim(void* block) {
+  MutexLock lock(mutex_);
+  auto released = released_.extract(offset_of(block));
+  ZINF_CHECK(!released.empty(), "%p was not released", block);
+  std::size_t offset = released.key();
+  std::size_t bytes = released.mapped();
   std::memset(hidden_ + offset, kPoison, bytes);
-  used_.erase(used);
-  used_bytes_ -= bytes;
 
   auto next = free_.upper_bound(offset);
   if (next != free_.end() && offset + bytes == next->first) {
@@ -104,6 +109,13 @@ void DeviceMemory::free(void* block) {
     }
   }
   free_.emplace(offset, bytes);
+}
+
+bool DeviceMemory::belongs_here() const { return getpid() == owner_; }
+
+std::size_t DeviceMemory::offset_of(const void* block) const {
+  return static_cast<std::size_t>(static_cast<const std::byte*>(block) -
+                                  shown_);
 }
 
 void* DeviceMemory::kernel_address(const void* address) const {

@@ -34,9 +34,15 @@ class DeviceMemory {
   // free one is that large.
   void* allocate(std::size_t bytes) ZINF_EXCLUDES(mutex_);
 
-  // Fills the block with 0xFF, which are NaNs and the index -1. In a forked
-  // child, to which the device does not belong, nothing happens.
-  void free(void* block) ZINF_EXCLUDES(mutex_);
+  // The block counts no longer, and nobody gets it before reclaim(), for which
+  // the device's work on it may have to end first.
+  void release(void* block) ZINF_EXCLUDES(mutex_);
+
+  // Fills the block with 0xFF, which are NaNs and the index -1.
+  void reclaim(void* block) ZINF_EXCLUDES(mutex_);
+
+  // False in a forked child: there nothing may be done.
+  bool belongs_here() const;
 
   // Where kernels find what tensors see at `address`; null when that is not
   // device memory.
@@ -47,6 +53,7 @@ class DeviceMemory {
 
  private:
   DeviceMemory(std::byte* shown, std::byte* hidden, std::size_t bytes);
+  std::size_t offset_of(const void* block) const;
 
   std::byte* const shown_;
   std::byte* const hidden_;
@@ -57,6 +64,7 @@ class DeviceMemory {
   // Offset -> bytes.
   std::map<std::size_t, std::size_t> free_ ZINF_GUARDED_BY(mutex_);
   std::map<std::size_t, std::size_t> used_ ZINF_GUARDED_BY(mutex_);
+  std::map<std::size_t, std::size_t> released_ ZINF_GUARDED_BY(mutex_);
   std::size_t used_bytes_ ZINF_GUARDED_BY(mutex_) = 0;
   std::size_t peak_bytes_ ZINF_GUARDED_BY(mutex_) = 0;
 };

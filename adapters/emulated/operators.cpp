@@ -1,12 +1,13 @@
 // Which operator runs what on the emulated device.
 //
 // An operator runs the kernel that it has on the CPU, over the device's memory
-// (run_on_cpu). By itself torch would do so only where there is nothing else:
+// (run.h). By itself torch would do so only where there is nothing else:
 // many operators come with a composition of other operators for devices
 // without a kernel, and a composition rounds differently. The few operators
 // here by name are those that make memory, cross the border between devices, or
 // choose a path by the kind of device.
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice.h>
@@ -15,92 +16,16 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
-#include <string_view>
 
 #include "adapters/emulated/cpu_aliases.h"
 #include "adapters/emulated/device.h"
 #include "adapters/emulated/recurrent.h"
+#include "adapters/emulated/run.h"
 
 namespace zinf::emulated {
 namespace {
 
 using c10::DispatchKey;
-
-Access access_of(const c10::FunctionSchema& schema) {
-  if (schema.name() == "aten::set_") return Access::kMetadata;
-  bool view = !schema.returns().empty() &&
-              schema.returns()[0].alias_info() != nullptr &&
-              !schema.returns()[0].alias_info()->isWrite();
-  return view ? Access::kMetadata : Access::kData;
-}
-
-// As on other devices: the host's tensors are for scalars, and for what is read
-// on the host anyway.
-void check_device(const c10::FunctionSchema& schema, const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.is_privateuseone()) return;
-  std::string_view name = schema.name();
-  bool host_may = tensor.dim() == 0 ||
-                  name.find("index") != std::string_view::npos ||
-                  name.find("_foreach") != std::string_view::npos;
-  TORCH_CHECK(tensor.is_cpu() && host_may, schema.name(),
-              ": expected all tensors to be on the same device, but found "
-              "one on ",
-              kDevice, " and one on ", tensor.device());
-}
-
-c10::IValue argument_to_cpu(CpuAliases& aliases,
-                            const c10::FunctionSchema& schema,
-                            const c10::IValue& value) {
-  auto to_cpu = [&](const at::Tensor& tensor) {
-    check_device(schema, tensor);
-    return aliases.to_cpu(tensor);
-  };
-  if (value.isTensor()) return to_cpu(value.toTensor());
-  if (value.isStorage()) return aliases.to_cpu(value.toStorage());
-  if (value.isDevice()) return c10::Device(c10::kCPU);
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      list.push_back(to_cpu(tensor));
-    }
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const auto& tensor : value.toOptionalTensorVector()) {
-      list.push_back(tensor ? std::optional(to_cpu(*tensor)) : std::nullopt);
-    }
-    return list;
-  }
-  return value;
-}
-
-c10::IValue result_to_device(CpuAliases& aliases, const c10::IValue& value) {
-  if (value.isTensor()) return aliases.to_device(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      list.push_back(aliases.to_device(tensor));
-    }
-    return list;
-  }
-  return value;
-}
-
-// The boxed kernel of every operator that is not here by name.
-void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const c10::FunctionSchema& schema = op.schema();
-  CpuAliases aliases(access_of(schema));
-  for (c10::IValue& value : std::span(*stack).last(schema.arguments().size())) {
-    value = argument_to_cpu(aliases, schema, value);
-  }
-  op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CPU), stack);
-  aliases.write_back();
-  for (c10::IValue& value : std::span(*stack).last(schema.returns().size())) {
-    value = result_to_device(aliases, value);
-  }
-}
 
 at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
                  std::optional<at::Layout>, std::optional<at::Device> device,
@@ -108,7 +33,7 @@ at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
                  std::optional<at::MemoryFormat> memory_format) {
   if (device) check_index(device->index());
   return at::detail::empty_generic(
-      size, allocator(), c10::DispatchKeySet(DispatchKey::PrivateUse1),
+      size, &device_allocator(), c10::DispatchKeySet(DispatchKey::PrivateUse1),
       c10::dtype_or_default(dtype), memory_format);
 }
 
@@ -119,15 +44,9 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
                          std::optional<bool>) {
   if (device) check_index(device->index());
   return at::detail::empty_strided_generic(
-      size, stride, allocator(), c10::DispatchKeySet(DispatchKey::PrivateUse1),
+      size, stride, &device_allocator(),
+      c10::DispatchKeySet(DispatchKey::PrivateUse1),
       c10::dtype_or_default(dtype));
-}
-
-// Between the host and the device, and within the device.
-at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
-  CpuAliases aliases(Access::kData);
-  aliases.to_cpu(to).copy_(aliases.to_cpu(from));
-  return to;
 }
 
 at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
@@ -144,7 +63,9 @@ bool may_replace_data(const at::Tensor& tensor, const at::Tensor& data) {
   return dense(tensor) && dense(data);
 }
 
-void record_stream(at::Tensor&, c10::Stream) {}
+void record_stream(at::Tensor& tensor, c10::Stream stream) {
+  device_allocator().recordStream(tensor.storage().data_ptr(), stream);
+}
 
 // The CPU's choice between flash attention and plain operators.
 std::int64_t choose_attention(const at::Tensor& query, const at::Tensor& key,
@@ -159,6 +80,7 @@ std::int64_t choose_attention(const at::Tensor& query, const at::Tensor& key,
 // Accelerators count integers too, and models use that.
 at::Tensor histc(const at::Tensor& tensor, std::int64_t bins,
                  const at::Scalar& min, const at::Scalar& max) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
   CpuAliases aliases(Access::kData);
   at::Tensor cpu = aliases.to_cpu(tensor);
   if (!at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false)) {

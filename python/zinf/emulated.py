@@ -1,12 +1,18 @@
 """An emulated accelerator, for tests: the device "emu".
 
-It is no fast device, and no model of one: kernels are the CPU's and give the CPU's bits, and every call
-is over when it returns. What it has of a real one is memory of its own, bounded, which the host cannot
-read: touching it crashes, and freed memory turns into NaNs. So code that passes on it does not take device
-memory for host memory.
+It is no fast device: kernels are the CPU's and give the CPU's bits. What it has of a real one:
+
+- memory of its own, bounded, which the host cannot read: touching it crashes, and freed memory turns into
+  NaNs. So code that passes on it does not take device memory for host memory;
+- streams: calls return before the work is done, threads do it in each stream's order, and nothing but
+  events orders streams. So code that passes on it waits where it must, whatever the delays.
 
     zinf.emulated.enable(memory_bytes=1 << 30)
     model.to("emu")
+    zinf.emulated.set_pace(max_delay=1e-3, seed=7)  # everything starts late, by up to a millisecond
+
+The first call of an operator with new shapes still runs at once: that shows what it returns. So do
+operators that draw random numbers or whose shapes depend on data.
 
 After enable(), this module is also torch.emu.
 """
@@ -18,6 +24,7 @@ import contextlib
 import os
 import sys
 import time
+import types
 from collections.abc import Iterator
 
 import torch
@@ -46,9 +53,49 @@ def enable(memory_bytes: int = 1 << 30) -> None:
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
     _memory_bytes, _pid = memory_bytes, os.getpid()
+    atexit.register(_finish)
+
+
+def _finish() -> None:
     # backward() returns a moment before autograd's thread lets go of the graph. Should the interpreter be
     # ending by then, torch aborts (on every device); so the thread gets its moment.
-    atexit.register(time.sleep, 0.05)
+    time.sleep(0.05)
+    if not _is_in_bad_fork():
+        _emulated().wait()
+
+
+def _emulated() -> types.ModuleType:
+    from zinf import _emulated
+
+    return _emulated
+
+
+def set_pace(
+    max_delay: float = 0.0, seed: int = 0, to_device: float = 0.0, to_host: float = 0.0, flops: float = 0.0
+) -> None:
+    """How slow the device is; results do not depend on it.
+
+    max_delay: every task starts late by up to so many seconds, at random, as the seed says.
+    to_device, to_host: bytes per second of copies. flops: of products of matrices, per second. 0: no limit.
+    """
+    _emulated().set_pace(max_delay=max_delay, seed=seed, to_device=to_device, to_host=to_host, flops=flops)
+
+
+def trace(on: bool) -> list[list[tuple[str, int, int]]]:
+    """From now on streams note what they do, or no longer; returns what they noted: per stream, the default
+    one first, name, begin and end in nanoseconds."""
+    spans: list[list[tuple[str, int, int]]] = _emulated().trace(on)
+    return spans
+
+
+def pinned_bytes() -> tuple[int, int]:
+    """Pinned host memory in use now, and at most."""
+    used: tuple[int, int] = _emulated().pinned_bytes()
+    return used
+
+
+def reset_pinned_peak() -> None:
+    _emulated().reset_pinned_peak()
 
 
 # What torch looks for in the module of a device.
@@ -85,7 +132,7 @@ def device(device: torch.types.Device) -> Iterator[None]:
 
 
 def synchronize(device: torch.types.Device = None) -> None:
-    """Everything is done already."""
+    torch.accelerator.synchronize()
 
 
 def current_stream(device: torch.types.Device = None) -> torch.Stream:
