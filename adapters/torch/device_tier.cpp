@@ -1,60 +1,20 @@
 #include "adapters/torch/device_tier.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
-#include <c10/core/Allocator.h>
-#include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
-#include <exception>
+#include <algorithm>
 #include <utility>
-
-#include "adapters/torch/keys.h"
 
 namespace zinf {
 namespace {
 
-at::Tensor bytes_at(const std::byte* data, std::size_t bytes,
-                    c10::Device device) {
-  std::int64_t size = static_cast<std::int64_t>(bytes);
-  return at::for_blob(const_cast<std::byte*>(data), {size})
-      .options(at::TensorOptions().dtype(at::kByte).device(device))
-      .target_device(device)
-      .make_tensor();
-}
+// As of a PCIe 4 slot. Plans start reads as early as there is room: on a device
+// the host does not see how long the computing takes.
+constexpr DiskSpeed kLink{20e9, 20e9};
 
-Status copy(std::byte* to, c10::Device to_device, const std::byte* from,
-            c10::Device from_device, std::size_t bytes) {
-  try {
-    at::NoGradGuard no_grad;
-    // init() must not take what is made here for the model's.
-    c10::impl::ExcludeDispatchKeyGuard not_ours(kOuterKey);
-    bytes_at(to, bytes, to_device).copy_(bytes_at(from, bytes, from_device));
-    return {};
-  } catch (const std::exception& error) {
-    return Status::error(Code::kIo, error.what());
-  }
-}
-
-// Blocks from torch's allocator of the device, counted in the budget.
-Allocate device_memory(Budget budget, c10::Device device) {
-  struct Owner {
-    Reservation reservation;
-    c10::DataPtr memory;
-  };
-  return [budget, device](std::size_t bytes) -> Result<Block> {
+// Counted in the budget.
+Allocate device_memory(Budget budget, std::shared_ptr<DeviceLink> link) {
+  return [budget, link](std::size_t bytes) -> Result<Block> {
     ZINF_ASSIGN(Reservation reservation, budget.reserve(Tag::kUnit, bytes));
-    c10::DeviceGuard guard(device);
-    try {
-      auto owner = std::make_shared<Owner>(
-          Owner{std::move(reservation),
-                c10::GetAllocator(device.type())->allocate(bytes)});
-      auto* data = static_cast<std::byte*>(owner->memory.get());
-      return Block{{data, bytes}, std::move(owner)};
-    } catch (const std::exception& error) {
-      return Status::error(Code::kOverBudget, error.what());
-    }
+    return link->allocate(bytes, std::move(reservation));
   };
 }
 
@@ -65,16 +25,15 @@ Role role_of(const StateSpec& spec) {
   return Role::kState;  // each has its own name
 }
 
-DeviceCopies copies_to(c10::Device device) {
-  return {
-      .to_device =
-          [device](std::span<std::byte> to, std::span<const std::byte> from) {
-            return copy(to.data(), device, from.data(), at::kCPU, to.size());
-          },
-      .to_host =
-          [device](std::span<std::byte> to, std::span<const std::byte> from) {
-            return copy(to.data(), at::kCPU, from.data(), device, to.size());
-          }};
+DeviceCopies copies_over(std::shared_ptr<DeviceLink> link) {
+  return {.to_device =
+              [link](std::span<std::byte> to, std::span<const std::byte> from) {
+                return link->to_device(to, from);
+              },
+          .to_host =
+              [link](std::span<std::byte> to, std::span<const std::byte> from) {
+                return link->to_host(to, from);
+              }};
 }
 
 }  // namespace
@@ -84,16 +43,47 @@ Result<std::unique_ptr<DeviceTier>> DeviceTier::create(
     std::function<Leave(StateRef, void* owner)> leaving) {
   std::uint64_t limit = options.bytes == 0 ? kAddressSpaceBytes : options.bytes;
   ZINF_ASSIGN(Budget budget, Budget::create("device_memory", limit));
+  auto staging = [&memory = host.memory()](std::uint64_t bytes) {
+    return memory.reserve_or_exceed(Tag::kStaging, bytes);
+  };
+  ZINF_ASSIGN(auto link, DeviceLink::create(device, staging));
   // The host decides where a state lives by its role.
   auto add = [&host](const StateSpec& spec) {
     return host.add(spec, role_of(spec), nullptr);
   };
-  return std::unique_ptr<DeviceTier>(new DeviceTier(
-      host, budget,
-      {.allocate = device_memory(budget, device),
-       .backing = host_backing(host.residency(), copies_to(device), add),
+  std::unique_ptr<DeviceTier> tier(new DeviceTier(
+      host, budget, link,
+      {.allocate = device_memory(budget, link),
+       .backing = host_backing(host.residency(), copies_over(link), add),
        .leaving = std::move(leaving),
        .away_limit_bytes = options.away_bytes}));
+  if (options.prefetch) {
+    ZINF_ASSIGN(tier->mover_, Mover::create(tier->residency_,
+                                            {.room = tier->room_now(),
+                                             .disk = [] { return kLink; }}));
+  }
+  return tier;
+}
+
+std::function<Room()> DeviceTier::room_now() {
+  return [this]() -> Room {
+    BudgetUsage usage = budget_.usage();
+    std::uint64_t used = usage.total.used_bytes;
+    std::uint64_t units = residency_.stats().memory_bytes;
+    return {usage.limit_bytes, used - std::min(used, units)};
+  };
+}
+
+void DeviceTier::announce(std::span<const StateUse> at_once) {
+  if (mover_ != nullptr) mover_->use(at_once);
+}
+
+void DeviceTier::count_step() {
+  if (mover_ != nullptr) mover_->end_step();
+}
+
+void DeviceTier::rest() {
+  if (mover_ != nullptr) mover_->set_active(false);
 }
 
 Result<StateRef> DeviceTier::add(const StateSpec& spec, Role role,
@@ -107,8 +97,14 @@ Home DeviceTier::home_of(Role role) const {
 }
 
 Reservation DeviceTier::count(Tag tag, std::uint64_t bytes) {
-  return reserve_or_exceed(budget_, tag, bytes,
-                           [&] { (void)residency_.make_room(bytes); });
+  return reserve_or_exceed(budget_, tag, bytes, [&] {
+    if (mover_ != nullptr) mover_->hold_back();
+    (void)residency_.make_room(bytes);
+    // A fetch that had begun may have taken it.
+    BudgetUsage usage = budget_.usage();
+    if (usage.total.used_bytes + bytes <= usage.limit_bytes) return;
+    (void)residency_.make_room(bytes);
+  });
 }
 
 }  // namespace zinf

@@ -1,6 +1,5 @@
 // A device's memory above the host's: a unit on a device is brought from the
-// host, which brings it from NVMe. Device-generic: torch's allocator of the
-// device, and torch's copies.
+// host, which brings it from NVMe.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,6 +8,8 @@
 #include <functional>
 #include <memory>
 
+#include "adapters/torch/device_link.h"
+#include "src/engine/mover.h"
 #include "zinf/budget.h"
 #include "zinf/host_tier.h"
 #include "zinf/residency.h"
@@ -18,6 +19,7 @@ namespace zinf {
 struct DeviceTierOptions {
   std::uint64_t bytes = 0;       // for units on the device; 0: no limit
   std::uint64_t away_bytes = 0;  // see HostTierOptions
+  bool prefetch = true;          // move units ahead of their uses
 };
 
 // Thread-safe. The host's tier must outlive it.
@@ -32,16 +34,28 @@ class DeviceTier {
   Home home_of(Role role) const;
   Reservation count(Tag tag, std::uint64_t bytes);
   Residency& residency() { return residency_; }
+  DeviceLink& link() { return *link_; }
+
+  // As those of HostTier.
+  void announce(std::span<const StateUse> at_once);
+  void count_step();
+  void rest();
 
  private:
-  DeviceTier(HostTier& host, Budget budget, ResidencyOptions options)
+  DeviceTier(HostTier& host, Budget budget, std::shared_ptr<DeviceLink> link,
+             ResidencyOptions options)
       : host_(host),
         budget_(std::move(budget)),
+        link_(std::move(link)),
         residency_(std::move(options)) {}
+
+  std::function<Room()> room_now();
 
   HostTier& host_;
   Budget budget_;
+  const std::shared_ptr<DeviceLink> link_;
   Residency residency_;
+  std::unique_ptr<Mover> mover_;  // the last: its thread uses what is above
 };
 
 }  // namespace zinf

@@ -107,7 +107,8 @@ DeviceTier& Manager::device_tier(c10::Device device) {
   if (device_tier_ == nullptr) {
     auto made = DeviceTier::create(*tier_, device,
                                    {.bytes = options_.device_bytes,
-                                    .away_bytes = options_.tier.away_bytes},
+                                    .away_bytes = options_.tier.away_bytes,
+                                    .prefetch = options_.tier.prefetch},
                                    &ask);
     throw_if_error(made.status());
     device_tier_ = std::move(made).value();
@@ -124,6 +125,10 @@ DeviceTier& Manager::device_tier(c10::Device device) {
 
 Residency& Manager::residency_of(c10::Device device) {
   return device.is_cpu() ? tier_->residency() : device_tier(device).residency();
+}
+
+DeviceLink* Manager::link_of(c10::Device device) {
+  return device.is_cpu() ? nullptr : &device_tier(device).link();
 }
 
 Result<StateRef> Manager::add(const StateSpec& spec, Role role,
@@ -306,6 +311,7 @@ void Manager::close() {
     // Whoever needs the weight is told.
   }
   tier_->rest();
+  if (device_tier_ != nullptr) device_tier_->rest();
   if (ranks_ != nullptr) {
     release_units([](const Unit& unit) { return unit.shard() != nullptr; });
     (void)ranks_->finish();  // others may need slices until then
@@ -335,6 +341,8 @@ void Manager::count_step() {
   if (closed_) return;
   reap();
   tier_->count_step();
+  std::lock_guard lock(mutex_);
+  if (device_tier_ != nullptr) device_tier_->count_step();
 }
 
 void Manager::fail(std::string why) {

@@ -113,6 +113,9 @@ class Manager : public std::enable_shared_from_this<Manager> {
 
   // The memory of a device's units, or of the CPU's.
   Residency& residency_of(c10::Device device);
+  DeviceTier& device_tier(c10::Device device);
+  // Null for the CPU.
+  DeviceLink* link_of(c10::Device device);
   Result<StateRef> add(const StateSpec& spec, Role role, c10::Device device,
                        Unit* unit);
   Home home_of(Role role, c10::Device device);
@@ -136,7 +139,6 @@ class Manager : public std::enable_shared_from_this<Manager> {
 
  private:
   const ManagerOptions options_;
-  DeviceTier& device_tier(c10::Device device);
   bool has_limits() const;
 
   std::optional<HostLimit> limit_;

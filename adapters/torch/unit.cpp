@@ -77,6 +77,11 @@ void Announcement::add(Unit& unit, Use use) {
 
 void Announcement::add(Unit& unit, UseKind kind) {
   if (!unit.moves() || unit.manager()->closed() || in_forked_child()) return;
+  if (!unit.device().is_cpu()) {
+    device_ = &unit.manager()->device_tier(unit.device());
+    on_device_.push_back({.state = unit.state().index, .kind = kind});
+    return;
+  }
   HostTier* tier = &unit.manager()->tier();
   if (tier_ != nullptr && tier != tier_) make();
   tier_ = tier;
@@ -96,9 +101,13 @@ void Announcement::make() {
   if (!HostTier::on_own_thread()) {
     if (!uses_.empty()) tier_->announce({uses_.data(), uses_.size()});
     if (!wholes_.empty()) gather_->announce({wholes_.data(), wholes_.size()});
+    if (!on_device_.empty()) {
+      device_->announce({on_device_.data(), on_device_.size()});
+    }
   }
   uses_.clear();
   wholes_.clear();
+  on_device_.clear();
 }
 
 std::uint64_t hash_of(std::span<const std::byte> bytes) {
@@ -133,6 +142,7 @@ Unit::Unit(std::shared_ptr<Manager> manager,
       shard_(std::move(shard)),
       storage_(storage),
       device_(storage->device()),
+      link_(manager_->link_of(device_)),
       bytes_(storage->nbytes()),
       role_(role),
       residency_(shard_ != nullptr ? shard_->ranks.residency()
@@ -298,8 +308,10 @@ void Unit::take_content(c10::StorageImpl* storage) {
     Announcement announcement;
     announcement.add(*this, UseKind::kReplace);
     announcement.make();
-    residency_.give(state_,
-                    block_of(std::move(old), bytes_, std::move(counted)));
+    residency_.give(
+        state_, link_ != nullptr
+                    ? link_->take(std::move(old), bytes_, std::move(counted))
+                    : block_of(std::move(old), bytes_, std::move(counted)));
     if (shard_ != nullptr) announce_change();
     return;
   }
@@ -446,6 +458,7 @@ void Unit::pin(c10::StorageImpl* storage, Use use) {
       throw_if_error(pin.status());
       change_ = std::move(pin).value();
     }
+    if (link_ != nullptr) link_->before_use(pin_.bytes().data());
     if (change) {
       if (shard_ != nullptr) announce_change();
       tell_watch(pin_.bytes());
@@ -462,6 +475,7 @@ void Unit::pin(c10::StorageImpl* storage, Use use) {
 void Unit::unpin(c10::StorageImpl* storage) {
   {
     std::lock_guard lock(mutex_);
+    if (link_ != nullptr) link_->after_use(pin_.bytes().data());
     if (--pins_ == 0) {
       if (manager_->options().audit && of(storage) == this) check_content();
       let_go(storage);
@@ -574,6 +588,7 @@ void Unit::escape(c10::StorageImpl* storage) {
   Result<Pin> pin = residency_.pin(state_, whole ? Use::kRead : Use::kChange);
   throw_if_error(pin.status());
   if (whole) escaped_hash_ = hash_of(pin->bytes());
+  if (link_ != nullptr) link_->before_use(pin->bytes().data());
   tell_watch(pin->bytes());
   // Before the pin ends: then the unit may be asked to leave.
   escaped_ = true;
@@ -627,6 +642,7 @@ Status Unit::release(c10::StorageImpl* storage) {
       status = pin.status();
       if (status.ok()) {
         if (auto watch = watch_.lock()) watch->before_end(*this, pin->bytes());
+        if (link_ != nullptr) link_->wait(pin->bytes().data());
         sentinel_.clear();
         storage->clear_materializer();
         storage->set_data_ptr_noswap(

@@ -34,6 +34,8 @@
 
 namespace zinf {
 
+class DeviceLink;
+class DeviceTier;
 class LaterUpdate;
 class Manager;
 class Unit;
@@ -72,8 +74,10 @@ class Announcement {
  private:
   HostTier* tier_ = nullptr;
   GatherTier* gather_ = nullptr;
+  DeviceTier* device_ = nullptr;
   c10::SmallVector<StateUse, 8> uses_;
   c10::SmallVector<StateUse, 8> wholes_;
+  c10::SmallVector<StateUse, 8> on_device_;
 };
 
 // The same for the same bytes, in this process.
@@ -158,7 +162,7 @@ class Unit final : public FaultServer {
   std::string name() const { return name_.text(); }
   const UnitName& full_name() const { return name_; }
   // Whether it can leave memory and come back.
-  bool moves() const { return !stays_ && !consumed_ && device_.is_cpu(); }
+  bool moves() const { return !stays_ && !consumed_; }
   bool pinned() const { return pins_.load(std::memory_order_relaxed) > 0; }
   StateRef state() const { return state_; }
   void set_parameter_name(const std::string& parameter);
@@ -216,6 +220,7 @@ class Unit final : public FaultServer {
   const std::shared_ptr<Shard> shard_;
   const c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   const c10::Device device_;
+  DeviceLink* const link_;  // null on the CPU
   const std::size_t bytes_;
   const Role role_;
   Residency& residency_;

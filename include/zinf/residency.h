@@ -298,7 +298,9 @@ std::unique_ptr<Move> store_read(Store& store, StateId id,
 std::unique_ptr<Move> store_write(Store& store, StateId id,
                                   std::span<const std::byte> from);
 
-// Moves bytes between a device's memory and the host's and waits for it.
+// Moves bytes between a device's memory and the host's. The host's were read,
+// or are there, when it returns; a device may have them later, and orders its
+// own work after that. Called by threads of the tier's own.
 struct DeviceCopies {
   std::function<Status(std::span<std::byte> device,
                        std::span<const std::byte> host)>

@@ -1,12 +1,15 @@
 // Faults for tests: no part of the package's interface.
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "adapters/torch/device_link.h"
 #include "adapters/torch/error.h"
 #include "python/src/bindings.h"
 #include "zinf/fault_injector.h"
@@ -37,9 +40,27 @@ io::Fault::Kind kind_of(const std::string& name) {
   throw Error(Status::error(Code::kInvalid, "no fault \"" + name + "\""));
 }
 
+void skip_device_waits(const std::vector<std::string>& names) {
+  constexpr std::array<const char*, kNumDeviceWaits> kNames = {
+      "arrival", "uses", "free", "staging"};
+  std::array<bool, kNumDeviceWaits> skipped = {};
+  for (const std::string& name : names) {
+    auto known = std::ranges::find(kNames, name);
+    if (known == kNames.end()) {
+      throw Error(Status::error(
+          Code::kInvalid,
+          "no wait \"" + name + "\", only arrival, uses, free, staging"));
+    }
+    skipped[static_cast<std::size_t>(known - kNames.begin())] = true;
+  }
+  std::ranges::copy(skipped, skipped_waits);
+}
+
 }  // namespace
 
 void bind_faults(py::module_& module) {
+  module.def("_skip_device_waits", &skip_device_waits,
+             "For tests: waits of copies that are left out from now on.");
   using io::FaultInjector;
   py::class_<FaultInjector, std::shared_ptr<FaultInjector>>(
       module, "_FaultInjector",
