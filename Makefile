@@ -1,5 +1,5 @@
 # The two commands: `make demo` and `make test`. Each installs what it needs.
-.PHONY: help setup demo test test-all lint format bench speed ranks bandwidth sweep larger dev asan tsan fuzz wheel clean
+.PHONY: help setup demo test test-all lint format bench speed ranks bandwidth overlap sweep larger dev asan tsan fuzz wheel clean
 
 help:
 	@echo "make demo     set up, then run the main job"
@@ -12,6 +12,7 @@ help:
 	@echo "make speed    steps beside plain PyTorch, the disk and DeepSpeed (hours, quiet machine)"
 	@echo "make ranks    two ranks beside FSDP2, DeepSpeed, compute and gloo (quarter of an hour, quiet machine)"
 	@echo "make bandwidth  ranks on slow disks and a slow network (root; ten minutes, quiet machine)"
+	@echo "make overlap  copies to an emulated device behind its computing (three minutes, quiet machine)"
 	@echo "make sweep    budgets from too little to everything: refused or kept (half an hour)"
 	@echo "make larger   1.3 B parameters in a control group of 5 GB (root; half an hour)"
 	@echo "make dev      quick torch-free debug build and its tests"
@@ -53,6 +54,9 @@ ranks: setup
 
 bandwidth: setup
 	@.venv/bin/python bench/e2e/bandwidth.py --nvme $${ZINF_PATH:-build} --out bench/reports
+
+overlap: setup
+	@.venv/bin/python bench/e2e/overlap.py --out bench/reports
 
 sweep: setup
 	@.venv/bin/python bench/e2e/budget_sweep.py --nvme $${ZINF_PATH:-build}

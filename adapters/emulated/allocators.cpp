@@ -1,17 +1,17 @@
 #include "adapters/emulated/allocators.h"
 
-#include <c10/core/CPUAllocator.h>
-
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "adapters/emulated/device.h"
+#include "src/base/align.h"
 #include "src/base/strf.h"
 
 namespace zinf::emulated {
 namespace {
 
-constexpr int kPoison = 0xFF;
+constexpr std::size_t kPinnedAlignment = 64;
 
 void free_block(void* block) { device_allocator().free(block); }
 void free_pinned(void* block) { pinned().free(block); }
@@ -54,6 +54,7 @@ void DeviceAllocator::copy_data(void* to, const void* from,
 
 void DeviceAllocator::recordStream(const c10::DataPtr& data,
                                    c10::Stream stream) {
+  if (data.get_deleter() != &free_block) return;  // somebody else's
   Stream* user = &streams_.get(static_cast<Streams::Id>(stream.id()));
   MutexLock lock(mutex_);
   auto known = owners_.find(data.get());
@@ -92,7 +93,11 @@ std::string DeviceAllocator::refusal(std::size_t bytes) const {
 
 c10::DataPtr PinnedAllocator::allocate(std::size_t bytes) {
   if (bytes == 0) return {nullptr, c10::kCPU};
-  void* block = c10::GetCPUAllocator()->raw_allocate(bytes);
+  // Not torch's allocator of the CPU: no real device's pinned memory is either.
+  void* block =
+      std::aligned_alloc(kPinnedAlignment, align_up(bytes, kPinnedAlignment));
+  TORCH_CHECK_WITH(OutOfMemoryError, block != nullptr, "emu: ", bytes,
+                   " bytes of pinned memory are not to be had");
   MutexLock lock(mutex_);
   blocks_[static_cast<const std::byte*>(block)] = {bytes, {}};
   use_.used_bytes += bytes;
@@ -101,6 +106,7 @@ c10::DataPtr PinnedAllocator::allocate(std::size_t bytes) {
 }
 
 void PinnedAllocator::free(void* block) {
+  if (!memory().belongs_here()) return;
   Pinned freed;
   {
     MutexLock lock(mutex_);
@@ -110,7 +116,7 @@ void PinnedAllocator::free(void* block) {
   }
   auto give_back = [block, bytes = freed.bytes] {
     std::memset(block, kPoison, bytes);
-    c10::GetCPUAllocator()->raw_deallocate(block);
+    std::free(block);
   };
   std::erase_if(freed.uses,
                 [](const auto& use) { return use.first->done(use.second); });
@@ -145,7 +151,8 @@ bool PinnedAllocator::record(const void* address, const Mark& until) {
   MutexLock lock(mutex_);
   auto block = find(address);
   if (block == blocks_.end()) return false;
-  block->second.uses[until.stream] = until.ticket;
+  Stream::Ticket& last = block->second.uses[until.stream];
+  last = std::max(last, until.ticket);
   return true;
 }
 

@@ -15,7 +15,6 @@ namespace zinf::emulated {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-constexpr int kPoison = 0xFF;
 
 Result<std::byte*> map(int file, std::size_t bytes, int protection) {
   void* address = mmap(nullptr, bytes, protection, MAP_SHARED, file, 0);

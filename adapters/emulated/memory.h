@@ -12,6 +12,9 @@
 
 namespace zinf::emulated {
 
+// What is freed is filled with it: NaNs, and the index -1.
+inline constexpr int kPoison = 0xFF;
+
 // Thread-safe. The same pages are mapped twice: at the addresses that tensors
 // show they can never be touched, the device's own kernels and copies use the
 // second mapping. So whoever takes device memory for host memory dies at once,
@@ -38,7 +41,7 @@ class DeviceMemory {
   // the device's work on it may have to end first.
   void release(void* block) ZINF_EXCLUDES(mutex_);
 
-  // Fills the block with 0xFF, which are NaNs and the index -1.
+  // Poisons the block.
   void reclaim(void* block) ZINF_EXCLUDES(mutex_);
 
   // False in a forked child: there nothing may be done.

@@ -38,15 +38,21 @@ Access access_of(const c10::FunctionSchema& schema) {
   return view ? Access::kMetadata : Access::kData;
 }
 
-// As on other devices: the host's tensors are for scalars, and for what is read
-// on the host anyway.
-void check_device(const c10::FunctionSchema& schema, const at::Tensor& tensor) {
+bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+// As on other devices: the host's tensors are for scalars that are read, and
+// for what is read on the host anyway.
+void check_device(const c10::FunctionSchema& schema,
+                  const c10::Argument& argument, const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_privateuseone()) return;
   std::string_view name = schema.name();
   bool host_may = tensor.dim() == 0 ||
                   name.find("index") != std::string_view::npos ||
                   name.find("_foreach") != std::string_view::npos;
-  TORCH_CHECK(tensor.is_cpu() && host_may, schema.name(),
+  TORCH_CHECK(tensor.is_cpu() && host_may && !is_written(argument),
+              schema.name(),
               ": expected all tensors to be on the same device, but found "
               "one on ",
               kDevice, " and one on ", tensor.device());
@@ -54,9 +60,10 @@ void check_device(const c10::FunctionSchema& schema, const at::Tensor& tensor) {
 
 c10::IValue argument_to_cpu(CpuAliases& aliases,
                             const c10::FunctionSchema& schema,
+                            const c10::Argument& argument,
                             const c10::IValue& value) {
   auto to_cpu = [&](const at::Tensor& tensor) {
-    check_device(schema, tensor);
+    check_device(schema, argument, tensor);
     return aliases.to_cpu(tensor);
   };
   if (value.isTensor()) return to_cpu(value.toTensor());
@@ -93,10 +100,11 @@ c10::IValue result_to_device(CpuAliases& aliases, const c10::IValue& value) {
 
 Values arguments_to_cpu(CpuAliases& aliases, const c10::FunctionSchema& schema,
                         const torch::jit::Stack& stack) {
+  auto values = std::span(stack).last(schema.arguments().size());
   Values arguments;
-  for (const c10::IValue& value :
-       std::span(stack).last(schema.arguments().size())) {
-    arguments.push_back(argument_to_cpu(aliases, schema, value));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    arguments.push_back(
+        argument_to_cpu(aliases, schema, schema.arguments()[i], values[i]));
   }
   return arguments;
 }

@@ -2,7 +2,6 @@
 // own, and what orders them.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>

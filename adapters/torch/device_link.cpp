@@ -86,19 +86,21 @@ Result<Block> DeviceLink::allocate(std::size_t bytes, Reservation reservation) {
   try {
     c10::StreamGuard on_copies(in_);
     return own(c10::GetAllocator(device_.type())->allocate(bytes), bytes,
-               std::move(reservation), /*ours=*/true);
-  } catch (const std::exception& error) {
+               std::move(reservation), Maker::kLink);
+  } catch (const c10::OutOfMemoryError& error) {
     return Status::error(Code::kOverBudget, error.what());
+  } catch (const std::exception& error) {
+    return Status::error(Code::kIo, error.what());
   }
 }
 
 Block DeviceLink::take(c10::DataPtr memory, std::size_t bytes,
                        Reservation reservation) {
-  return own(std::move(memory), bytes, std::move(reservation), /*ours=*/false);
+  return own(std::move(memory), bytes, std::move(reservation), Maker::kOther);
 }
 
 Block DeviceLink::own(c10::DataPtr memory, std::size_t bytes,
-                      Reservation reservation, bool ours) {
+                      Reservation reservation, Maker maker) {
   struct Owner {
     std::shared_ptr<DeviceLink> link;
     Reservation reservation;
@@ -109,7 +111,11 @@ Block DeviceLink::own(c10::DataPtr memory, std::size_t bytes,
   std::shared_ptr<Owner> owner(
       new Owner{shared_from_this(), std::move(reservation), std::move(memory)});
   std::lock_guard lock(mutex_);
-  blocks_[data].ours = ours;
+  Uses& uses = blocks_[data];  // of one that was released and comes back too
+  if (maker == Maker::kLink) {
+    uses.ours = true;
+    uses.arrival = recorded_on(in_);  // the stream may still be busy with it
+  }
   return {{data, bytes}, std::move(owner)};
 }
 
@@ -162,25 +168,49 @@ void DeviceLink::before_use(const std::byte* block) {
   }
 }
 
-void DeviceLink::after_use(const std::byte* block) {
-  c10::Stream stream = current_stream();
-  std::lock_guard lock(mutex_);
-  auto known = blocks_.find(block);
-  if (known == blocks_.end()) return;
-  StreamUse& use = known->second.of(stream);
-  use.end.record(stream);
-  use.ended = true;
-}
-
-void DeviceLink::wait(const std::byte* block) {
-  std::optional<c10::Event> arrival;
-  {
+void DeviceLink::after_use(const std::byte* block) noexcept {
+  try {
+    c10::Stream stream = current_stream();
     std::lock_guard lock(mutex_);
     auto known = blocks_.find(block);
     if (known == blocks_.end()) return;
-    arrival = std::exchange(known->second.arrival, std::nullopt);
+    StreamUse& use = known->second.of(stream);
+    use.end.record(stream);
+    use.ended = true;
+  } catch (const std::exception& error) {  // whoever computes is told too
+    log(LogLevel::kError, "%s: %s", device_.str().c_str(), error.what());
   }
-  if (arrival) arrival->synchronize();
+}
+
+Status DeviceLink::hand_out(const std::byte* block) {
+  try {
+    std::optional<c10::Event> arrival;
+    {
+      std::lock_guard lock(mutex_);
+      auto known = blocks_.find(block);
+      if (known == blocks_.end()) return {};
+      arrival = std::exchange(known->second.arrival, std::nullopt);
+    }
+    if (arrival) arrival->synchronize();
+    before_use(block);
+    return {};
+  } catch (const std::exception& error) {
+    return Status::error(Code::kIo, error.what());
+  }
+}
+
+void DeviceLink::drop_staging() {
+  for (Staging* staging : {&to_device_, &to_host_}) {
+    std::lock_guard lock(staging->mutex);
+    try {
+      for (Buffer& buffer : staging->buffers) {
+        if (buffer.copied) buffer.copied->synchronize();
+      }
+    } catch (const std::exception& error) {
+      log(LogLevel::kError, "%s: %s", device_.str().c_str(), error.what());
+    }
+    staging->buffers.clear();
+  }
 }
 
 void DeviceLink::follow_uses(const std::byte* block) {

@@ -3,12 +3,14 @@
 // Note [Order on a device]: work on a device is queued and done later, and its
 // streams do not wait for each other. Copies have streams of their own, one for
 // each direction, so that they pass by the computing. Four waits keep contents
-// right, none of them on the host's time but the last:
+// right; those on the device's side cost the host nothing:
 //
 //   kArrival  whoever computes with a block waits for the copy that fills it
 //   kUses     the copy of a block to the host waits for who computes with it
 //   kFree     copies into memory that was freed wait for who computed with it
-//   kStaging  staging memory is used again when the copy out of it is done
+//   kStaging  staging memory is used again when the copy out of it is done:
+//   here
+//             a thread of the host's waits
 //
 // Only torch's generic interfaces are used: streams, events and allocators are
 // those of whatever device it is.
@@ -62,9 +64,13 @@ class DeviceLink : public std::enable_shared_from_this<DeviceLink> {
   // Around what the calling thread gives its current stream to do with a block,
   // named by where it begins. A use without an end lasts until it is asked for.
   void before_use(const std::byte* block);
-  void after_use(const std::byte* block);
-  // Until the copy that fills it is done.
-  void wait(const std::byte* block);
+  void after_use(const std::byte* block) noexcept;
+  // Waits for the copy that fills it. From here on somebody else uses it, and
+  // tells nobody: a use without an end.
+  Status hand_out(const std::byte* block);
+
+  // At the end of the tier; released blocks may keep the link.
+  void drop_staging();
 
  private:
   // What a stream does with a block, up to the event.
@@ -95,8 +101,9 @@ class DeviceLink : public std::enable_shared_from_this<DeviceLink> {
 
   DeviceLink(c10::Device device, c10::Stream in, c10::Stream out,
              std::function<Reservation(std::uint64_t)> count);
+  enum class Maker : std::uint8_t { kLink, kOther };
   Block own(c10::DataPtr memory, std::size_t bytes, Reservation reservation,
-            bool ours);
+            Maker maker);
   void free(const c10::DataPtr& memory);
   // The next one, of at least so many bytes, that nobody copies any more.
   Buffer& next_buffer(Staging& staging, std::size_t bytes);

@@ -1,14 +1,9 @@
 #include "adapters/torch/device_tier.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace zinf {
 namespace {
-
-// As of a PCIe 4 slot. Plans start reads as early as there is room: on a device
-// the host does not see how long the computing takes.
-constexpr DiskSpeed kLink{20e9, 20e9};
 
 // Counted in the budget.
 Allocate device_memory(Budget budget, std::shared_ptr<DeviceLink> link) {
@@ -51,39 +46,12 @@ Result<std::unique_ptr<DeviceTier>> DeviceTier::create(
   auto add = [&host](const StateSpec& spec) {
     return host.add(spec, role_of(spec), nullptr);
   };
-  std::unique_ptr<DeviceTier> tier(new DeviceTier(
+  return std::unique_ptr<DeviceTier>(new DeviceTier(
       host, budget, link,
       {.allocate = device_memory(budget, link),
        .backing = host_backing(host.residency(), copies_over(link), add),
        .leaving = std::move(leaving),
        .away_limit_bytes = options.away_bytes}));
-  if (options.prefetch) {
-    ZINF_ASSIGN(tier->mover_, Mover::create(tier->residency_,
-                                            {.room = tier->room_now(),
-                                             .disk = [] { return kLink; }}));
-  }
-  return tier;
-}
-
-std::function<Room()> DeviceTier::room_now() {
-  return [this]() -> Room {
-    BudgetUsage usage = budget_.usage();
-    std::uint64_t used = usage.total.used_bytes;
-    std::uint64_t units = residency_.stats().memory_bytes;
-    return {usage.limit_bytes, used - std::min(used, units)};
-  };
-}
-
-void DeviceTier::announce(std::span<const StateUse> at_once) {
-  if (mover_ != nullptr) mover_->use(at_once);
-}
-
-void DeviceTier::count_step() {
-  if (mover_ != nullptr) mover_->end_step();
-}
-
-void DeviceTier::rest() {
-  if (mover_ != nullptr) mover_->set_active(false);
 }
 
 Result<StateRef> DeviceTier::add(const StateSpec& spec, Role role,
@@ -97,14 +65,8 @@ Home DeviceTier::home_of(Role role) const {
 }
 
 Reservation DeviceTier::count(Tag tag, std::uint64_t bytes) {
-  return reserve_or_exceed(budget_, tag, bytes, [&] {
-    if (mover_ != nullptr) mover_->hold_back();
-    (void)residency_.make_room(bytes);
-    // A fetch that had begun may have taken it.
-    BudgetUsage usage = budget_.usage();
-    if (usage.total.used_bytes + bytes <= usage.limit_bytes) return;
-    (void)residency_.make_room(bytes);
-  });
+  return reserve_or_exceed(budget_, tag, bytes,
+                           [&] { (void)residency_.make_room(bytes); });
 }
 
 }  // namespace zinf

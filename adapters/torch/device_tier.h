@@ -9,7 +9,6 @@
 #include <memory>
 
 #include "adapters/torch/device_link.h"
-#include "src/engine/mover.h"
 #include "zinf/budget.h"
 #include "zinf/host_tier.h"
 #include "zinf/residency.h"
@@ -19,7 +18,6 @@ namespace zinf {
 struct DeviceTierOptions {
   std::uint64_t bytes = 0;       // for units on the device; 0: no limit
   std::uint64_t away_bytes = 0;  // see HostTierOptions
-  bool prefetch = true;          // move units ahead of their uses
 };
 
 // Thread-safe. The host's tier must outlive it.
@@ -29,17 +27,14 @@ class DeviceTier {
       HostTier& host, c10::Device device, const DeviceTierOptions& options,
       std::function<Leave(StateRef, void* owner)> leaving);
 
+  ~DeviceTier() { link_->drop_staging(); }
+
   Result<StateRef> add(const StateSpec& spec, Role role, void* owner);
   // Where the user wants it on the host, it is on the device while it is used.
   Home home_of(Role role) const;
   Reservation count(Tag tag, std::uint64_t bytes);
   Residency& residency() { return residency_; }
   DeviceLink& link() { return *link_; }
-
-  // As those of HostTier.
-  void announce(std::span<const StateUse> at_once);
-  void count_step();
-  void rest();
 
  private:
   DeviceTier(HostTier& host, Budget budget, std::shared_ptr<DeviceLink> link,
@@ -49,13 +44,10 @@ class DeviceTier {
         link_(std::move(link)),
         residency_(std::move(options)) {}
 
-  std::function<Room()> room_now();
-
   HostTier& host_;
   Budget budget_;
   const std::shared_ptr<DeviceLink> link_;
   Residency residency_;
-  std::unique_ptr<Mover> mover_;  // the last: its thread uses what is above
 };
 
 }  // namespace zinf

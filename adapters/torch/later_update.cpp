@@ -60,8 +60,7 @@ std::vector<Unit*> units_of(const AdamItem& item, const at::Tensor& low) {
 }
 
 bool can_wait(Unit* unit) {
-  return unit != nullptr && unit->moves() && unit->device().is_cpu() &&
-         !unit->seen_from_outside();
+  return unit != nullptr && unit->moves() && !unit->seen_from_outside();
 }
 
 std::uint64_t bytes_of(const std::vector<Unit*>& units) {

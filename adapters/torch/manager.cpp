@@ -89,6 +89,7 @@ Manager::~Manager() {
   if (in_forked_child()) {
     new std::unique_ptr<Ranks>(std::move(ranks_));
     new std::shared_ptr<HostTier>(std::move(tier_));
+    (void)device_tier_.release();
   }
 }
 
@@ -107,8 +108,7 @@ DeviceTier& Manager::device_tier(c10::Device device) {
   if (device_tier_ == nullptr) {
     auto made = DeviceTier::create(*tier_, device,
                                    {.bytes = options_.device_bytes,
-                                    .away_bytes = options_.tier.away_bytes,
-                                    .prefetch = options_.tier.prefetch},
+                                    .away_bytes = options_.tier.away_bytes},
                                    &ask);
     throw_if_error(made.status());
     device_tier_ = std::move(made).value();
@@ -285,8 +285,7 @@ std::vector<Unit*> Manager::units() {
   std::lock_guard lock(mutex_);
   std::vector<Unit*> units;
   for (Unit* unit : live_) {
-    unit->retain();
-    units.push_back(unit);
+    if (unit->retain_if_alive()) units.push_back(unit);
   }
   return units;
 }
@@ -311,7 +310,6 @@ void Manager::close() {
     // Whoever needs the weight is told.
   }
   tier_->rest();
-  if (device_tier_ != nullptr) device_tier_->rest();
   if (ranks_ != nullptr) {
     release_units([](const Unit& unit) { return unit.shard() != nullptr; });
     (void)ranks_->finish();  // others may need slices until then
@@ -341,8 +339,6 @@ void Manager::count_step() {
   if (closed_) return;
   reap();
   tier_->count_step();
-  std::lock_guard lock(mutex_);
-  if (device_tier_ != nullptr) device_tier_->count_step();
 }
 
 void Manager::fail(std::string why) {

@@ -113,7 +113,6 @@ class Manager : public std::enable_shared_from_this<Manager> {
 
   // The memory of a device's units, or of the CPU's.
   Residency& residency_of(c10::Device device);
-  DeviceTier& device_tier(c10::Device device);
   // Null for the CPU.
   DeviceLink* link_of(c10::Device device);
   Result<StateRef> add(const StateSpec& spec, Role role, c10::Device device,
@@ -138,6 +137,7 @@ class Manager : public std::enable_shared_from_this<Manager> {
   std::atomic<std::uint64_t> undeclared_writes = 0;
 
  private:
+  DeviceTier& device_tier(c10::Device device);
   const ManagerOptions options_;
   bool has_limits() const;
 

@@ -77,11 +77,6 @@ void Announcement::add(Unit& unit, Use use) {
 
 void Announcement::add(Unit& unit, UseKind kind) {
   if (!unit.moves() || unit.manager()->closed() || in_forked_child()) return;
-  if (!unit.device().is_cpu()) {
-    device_ = &unit.manager()->device_tier(unit.device());
-    on_device_.push_back({.state = unit.state().index, .kind = kind});
-    return;
-  }
   HostTier* tier = &unit.manager()->tier();
   if (tier_ != nullptr && tier != tier_) make();
   tier_ = tier;
@@ -101,13 +96,9 @@ void Announcement::make() {
   if (!HostTier::on_own_thread()) {
     if (!uses_.empty()) tier_->announce({uses_.data(), uses_.size()});
     if (!wholes_.empty()) gather_->announce({wholes_.data(), wholes_.size()});
-    if (!on_device_.empty()) {
-      device_->announce({on_device_.data(), on_device_.size()});
-    }
   }
   uses_.clear();
   wholes_.clear();
-  on_device_.clear();
 }
 
 std::uint64_t hash_of(std::span<const std::byte> bytes) {
@@ -367,6 +358,15 @@ c10::DataPtr Unit::pointer_to(void* data) {
   return {data, this, &drop_pointer, device_};
 }
 
+bool Unit::retain_if_alive() {
+  int references = references_.load(std::memory_order_relaxed);
+  while (references > 0 &&
+         !references_.compare_exchange_weak(references, references + 1,
+                                            std::memory_order_relaxed)) {
+  }
+  return references > 0;
+}
+
 void Unit::drop_reference() {
   if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
     manager_->bury(this);
@@ -475,7 +475,7 @@ void Unit::pin(c10::StorageImpl* storage, Use use) {
 void Unit::unpin(c10::StorageImpl* storage) {
   {
     std::lock_guard lock(mutex_);
-    if (link_ != nullptr) link_->after_use(pin_.bytes().data());
+    if (link_ != nullptr && !escaped_) link_->after_use(pin_.bytes().data());
     if (--pins_ == 0) {
       if (manager_->options().audit && of(storage) == this) check_content();
       let_go(storage);
@@ -641,8 +641,10 @@ Status Unit::release(c10::StorageImpl* storage) {
       Result<Pin> pin = residency_.pin(state_, Use::kRead);
       status = pin.status();
       if (status.ok()) {
+        if (link_ != nullptr) status = link_->hand_out(pin->bytes().data());
+      }
+      if (status.ok()) {
         if (auto watch = watch_.lock()) watch->before_end(*this, pin->bytes());
-        if (link_ != nullptr) link_->wait(pin->bytes().data());
         sentinel_.clear();
         storage->clear_materializer();
         storage->set_data_ptr_noswap(

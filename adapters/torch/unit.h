@@ -35,7 +35,6 @@
 namespace zinf {
 
 class DeviceLink;
-class DeviceTier;
 class LaterUpdate;
 class Manager;
 class Unit;
@@ -74,10 +73,8 @@ class Announcement {
  private:
   HostTier* tier_ = nullptr;
   GatherTier* gather_ = nullptr;
-  DeviceTier* device_ = nullptr;
   c10::SmallVector<StateUse, 8> uses_;
   c10::SmallVector<StateUse, 8> wholes_;
-  c10::SmallVector<StateUse, 8> on_device_;
 };
 
 // The same for the same bytes, in this process.
@@ -162,7 +159,7 @@ class Unit final : public FaultServer {
   std::string name() const { return name_.text(); }
   const UnitName& full_name() const { return name_; }
   // Whether it can leave memory and come back.
-  bool moves() const { return !stays_ && !consumed_; }
+  bool moves() const { return !stays_ && !consumed_ && device_.is_cpu(); }
   bool pinned() const { return pins_.load(std::memory_order_relaxed) > 0; }
   StateRef state() const { return state_; }
   void set_parameter_name(const std::string& parameter);
@@ -181,6 +178,9 @@ class Unit final : public FaultServer {
   void set_parameter() { is_parameter_ = true; }
 
   void retain() { references_.fetch_add(1, std::memory_order_relaxed); }
+  // For who has no reference: false when the last one is gone, and the unit is
+  // about to be buried.
+  bool retain_if_alive();
   void drop_reference();
 
   bool serve_fault() override;

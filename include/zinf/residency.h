@@ -20,6 +20,7 @@
 //   kResident -- drop -------> kAbsent
 //   kReading, kWriting ------- error -------------> kFailed
 //   kWriting --- no room ----> kDirty
+//   kReading --- no room below, and nobody waits --> kAbsent
 //
 // rollback() leads from every place to kAbsent or kEmpty. kFailed keeps its
 // error: every use gives it until then, or until the content is replaced. A

@@ -4,33 +4,34 @@
 #include <utility>
 
 #include "src/base/mutex.h"
-#include "src/tier/lane.h"
+#include "src/tier/copy_thread.h"
 #include "zinf/residency.h"
 
 namespace zinf {
 namespace {
 
-// A copy that a lane makes, or whoever waits for it and comes first.
-class LaneMove {
+// A copy that a thread of the tier's makes, or whoever waits for it, if that is
+// earlier.
+class Copy {
  public:
-  explicit LaneMove(std::function<Status()> copy) : copy_(std::move(copy)) {}
+  explicit Copy(std::function<Status()> copy) : copy_(std::move(copy)) {}
 
   bool done() const {
     MutexLock lock(mutex_);
     return stage_ == Stage::kDone;
   }
 
-  // By the lane. A copy for which there is no room on the host is left to
+  // By the thread. A copy for which there is no room on the host is left to
   // somebody who needs it: others may have given some back by then.
   void try_now() {
-    if (!begin(/*again=*/false)) return;
+    if (!begin(Who::kThread)) return;
     Status status = copy_();
     bool refused = status.code() == Code::kOverBudget;
     end(refused ? Stage::kRefused : Stage::kDone, std::move(status));
   }
 
   Status wait() {
-    if (begin(/*again=*/true)) end(Stage::kDone, copy_());
+    if (begin(Who::kWaiter)) end(Stage::kDone, copy_());
     MutexLock lock(mutex_);
     return status_;
   }
@@ -38,12 +39,16 @@ class LaneMove {
  private:
   enum class Stage : std::uint8_t { kQueued, kRunning, kRefused, kDone };
 
-  // False when it is over, or somebody else's. With `again` that is waited for.
-  bool begin(bool again) {
+  enum class Who : std::uint8_t { kThread, kWaiter };
+
+  // False when it is over, or somebody else's: who waits, waits for that, and
+  // tries again what was refused.
+  bool begin(Who who) {
     MutexLock lock(mutex_);
-    while (again && stage_ == Stage::kRunning) changed_.wait(mutex_);
+    bool waits = who == Who::kWaiter;
+    while (waits && stage_ == Stage::kRunning) changed_.wait(mutex_);
     bool mine =
-        stage_ == Stage::kQueued || (again && stage_ == Stage::kRefused);
+        stage_ == Stage::kQueued || (waits && stage_ == Stage::kRefused);
     if (mine) stage_ = Stage::kRunning;
     return mine;
   }
@@ -64,19 +69,19 @@ class LaneMove {
   Status status_ ZINF_GUARDED_BY(mutex_);
 };
 
-// The lane may come to it when nobody waits any more.
-class LaneMoveHandle final : public Move {
+// The thread may come to it when nobody waits any more.
+class BackgroundMove final : public Move {
  public:
-  LaneMoveHandle(Lane& lane, std::function<Status()> copy)
-      : move_(std::make_shared<LaneMove>(std::move(copy))) {
-    lane.add([move = move_] { move->try_now(); });
+  BackgroundMove(CopyThread& thread, std::function<Status()> copy)
+      : move_(std::make_shared<Copy>(std::move(copy))) {
+    thread.add([move = move_] { move->try_now(); });
   }
-  ~LaneMoveHandle() override { (void)wait(); }
+  ~BackgroundMove() override { (void)wait(); }
   bool done() override { return move_->done(); }
   Status wait() override { return move_->wait(); }
 
  private:
-  std::shared_ptr<LaneMove> move_;
+  std::shared_ptr<Copy> move_;
 };
 
 class HostBacking final : public Backing {
@@ -103,7 +108,7 @@ class HostBacking final : public Backing {
   std::unique_ptr<Move> read(std::uint32_t state,
                              std::span<std::byte> into) override {
     host_.prefetch({state});
-    return std::make_unique<LaneMoveHandle>(
+    return std::make_unique<BackgroundMove>(
         in_, [this, state, into]() -> Status {
           ZINF_ASSIGN(Pin pin, host_.pin({state}, Use::kRead));
           return copies_.to_device(into, pin.bytes());
@@ -111,7 +116,7 @@ class HostBacking final : public Backing {
   }
   std::unique_ptr<Move> write(std::uint32_t state,
                               std::span<const std::byte> from) override {
-    return std::make_unique<LaneMoveHandle>(
+    return std::make_unique<BackgroundMove>(
         out_, [this, state, from]() -> Status {
           ZINF_ASSIGN(Pin pin, host_.pin({state}, Use::kReplace));
           return copies_.to_host(pin.bytes(), from);
@@ -125,8 +130,8 @@ class HostBacking final : public Backing {
   Residency& host_;
   const DeviceCopies copies_;
   const AddState add_;
-  Lane in_;  // the last: their threads use what is above
-  Lane out_;
+  CopyThread in_;  // the last: their threads use what is above
+  CopyThread out_;
 };
 
 }  // namespace

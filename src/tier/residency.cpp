@@ -41,8 +41,9 @@ std::string_view place_name(Place place) {
 bool may_move(Place from, Place to) {
   switch (to) {
     case kEmpty:
-    case kAbsent:  // dropped, or rolled back
       return from != kReading && from != kWriting;
+    case kAbsent:  // dropped, rolled back, or read for nobody without room
+      return from != kWriting;
     case kReading:
       return from == kAbsent;
     case kResident:
@@ -513,6 +514,12 @@ std::uint64_t Residency::Impl::land(StateRef ref, const Status& outcome) {
   State& state = at(ref);
   bool reading = state.place == kReading;
   state.move = nullptr;
+  bool for_nobody = reading && state.waiters == 0;
+  if (for_nobody && outcome.code() == Code::kOverBudget) {
+    move_to(state, kAbsent);  // whoever needs it tries again
+    give_memory(state);
+    return state.spec.bytes;
+  }
   if (!outcome.ok()) {
     move_to(state, kFailed);
     state.error = outcome;

@@ -1,5 +1,7 @@
 """An engine on a device that works later: every wait is needed, and none is missing."""
 
+import gc
+
 import pytest
 import torch
 import zinf
@@ -97,8 +99,48 @@ def test_a_wait_of_another_name_is_refused():
 
 
 def test_staging_memory_is_a_small_pool(nvme):
+    before, _ = emulated.pinned_bytes()
     emulated.reset_pinned_peak()
-    on_device(nvme, evict="always")
-    _, peak = emulated.pinned_bytes()
-    assert 0 < peak <= 16 << 20
-    assert emulated.pinned_bytes()[0] == 0, "it goes with the engine"
+    with zinf.Engine(nvme=nvme, weights="host", states="host", evict="always") as engine:
+        model = engine.adopt(build().to("emu"))
+        train(model, zinf.AdamW(model.parameters(), lr=1e-2), "emu")
+        _, peak = emulated.pinned_bytes()
+    assert before < peak <= before + (16 << 20)
+    assert emulated.pinned_bytes()[0] == before, "it goes with the engine, not with the model"
+
+
+def test_what_is_released_is_freed_after_its_uses(nvme):
+    model = build()
+    x = torch.randn(BATCH, WIDE)
+    expected = model(x).detach()
+    with zinf.Engine(nvme=nvme, weights="host", evict="always") as engine:
+        managed = engine.adopt(model.to("emu"))
+        managed(x.to("emu"))  # known
+        engine.release(managed)
+        slow_products()
+        with torch.no_grad():
+            y = managed(x.to("emu"))
+        del model, managed
+        gc.collect()
+        assert torch.equal(y.cpu(), expected)
+
+
+def test_a_unit_that_two_streams_use_waits_for_both(nvme):
+    first, second = torch.Stream(device="emu"), torch.Stream(device="emu")
+    model = build()
+    x = torch.randn(BATCH, WIDE)
+    expected = model(x).detach()
+    outputs = []
+    with zinf.Engine(nvme=nvme, weights="host", device_memory=4 * WIDE * WIDE * 4) as engine, torch.no_grad():
+        with first:
+            managed = engine.adopt(model.to("emu"))
+            managed(x.to("emu"))  # known
+        first.synchronize()
+        slow_products()
+        for stream in (first, second, first):
+            with stream:
+                outputs.append(managed(x.to("emu")))
+        other = engine.adopt(build().to("emu"))  # takes the room of the first
+        other(x.to("emu"))
+        torch.accelerator.synchronize()
+        assert all(torch.equal(y.cpu(), expected) for y in outputs)

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 import zinf
+from torch import nn
 from torch.nn import functional as F
 from twins import (
     assert_same_model,
@@ -124,3 +125,25 @@ def test_data_loader_with_worker_processes(engine):
             optimizer.step()
             optimizer.zero_grad()
     assert_same_model(managed, plain)
+
+
+def test_statistics_while_units_come_and_go():
+    """Who counts the units meets some that are just being buried."""
+    stop = threading.Event()
+    with zinf.Engine() as engine:
+
+        def come_and_go():
+            while not stop.is_set():
+                engine.adopt(nn.Linear(4, 4))
+
+        threads = [threading.Thread(target=come_and_go) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(30_000):
+                engine.stats()
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert engine.stats()["managed"] == 0

@@ -10,4 +10,11 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
+// Its runtime's locks stay held in the child of a process with threads.
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kSanitizerHangsAfterFork = true;
+#else
+inline constexpr bool kSanitizerHangsAfterFork = false;
+#endif
+
 }  // namespace zinf

@@ -12,6 +12,7 @@
 
 #include "src/base/align.h"
 #include "src/base/mutex.h"
+#include "tests/support/sanitized.h"
 #include "tests/unit/mem/mem_test_util.h"
 #include "zinf/arena.h"
 
@@ -197,6 +198,7 @@ int use_arena_in_child(Arena& arena, const Item& inherited) {
 }
 
 TEST(ArenaThreads, ChildOfABusyProcessAllocatesAndFrees) {
+  if (kSanitizerHangsAfterFork) GTEST_SKIP() << "the sanitizer may hang";
   Budget budget = make_budget(kGiB);
   Arena arena = make_arena({.budget = &budget});
   std::atomic<bool> stop = false;

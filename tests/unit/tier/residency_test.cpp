@@ -198,6 +198,7 @@ TEST(PlacesTest, OnlyTheArrowsOfTheNoteAreAllowed) {
   const std::set<std::pair<Place, Place>> arrows = {{kAbsent, kReading},
                                                     {kReading, kResident},
                                                     {kReading, kFailed},
+                                                    {kReading, kAbsent},
                                                     {kResident, kDirty},
                                                     {kResident, kAbsent},
                                                     {kEmpty, kDirty},

@@ -11,12 +11,12 @@ namespace zinf {
 
 // Thread-safe. The thread starts with the first task; where the system allows
 // none, add() does the task itself.
-class Lane {
+class CopyThread {
  public:
-  Lane() = default;
-  ~Lane();  // what is queued is done first
-  Lane(const Lane&) = delete;
-  Lane& operator=(const Lane&) = delete;
+  CopyThread() = default;
+  ~CopyThread();  // what is queued is done first
+  CopyThread(const CopyThread&) = delete;
+  CopyThread& operator=(const CopyThread&) = delete;
 
   void add(std::function<void()> task) ZINF_EXCLUDES(mutex_);
 

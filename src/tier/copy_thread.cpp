@@ -1,4 +1,4 @@
-#include "src/tier/lane.h"
+#include "src/tier/copy_thread.h"
 
 #include <utility>
 
@@ -6,7 +6,7 @@
 
 namespace zinf {
 
-Lane::~Lane() {
+CopyThread::~CopyThread() {
   {
     MutexLock lock(mutex_);
     ending_ = true;
@@ -15,7 +15,7 @@ Lane::~Lane() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Lane::add(std::function<void()> task) {
+void CopyThread::add(std::function<void()> task) {
   bool started = false;
   {
     MutexLock lock(mutex_);
@@ -30,7 +30,7 @@ void Lane::add(std::function<void()> task) {
   }
 }
 
-void Lane::work() {
+void CopyThread::work() {
   while (true) {
     std::function<void()> task;
     {

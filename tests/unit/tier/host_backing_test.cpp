@@ -1,0 +1,89 @@
+// A device's tier above the host's: copies in the background.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/tier/copy_thread.h"
+#include "tests/support/ok.h"
+#include "zinf/memory_disk.h"
+#include "zinf/residency.h"
+
+namespace zinf {
+namespace {
+
+TEST(CopyThread, DoesTasksInOrderAndAllOfThemBeforeItsEnd) {
+  std::vector<int> seen;
+  {
+    CopyThread thread;
+    for (int i = 0; i < 50; ++i) thread.add([&, i] { seen.push_back(i); });
+  }
+  ASSERT_EQ(seen.size(), 50u);
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(seen[static_cast<std::size_t>(i)], i);
+}
+
+constexpr std::size_t kBytes = 8192;
+
+Status copy(std::span<std::byte> to, std::span<const std::byte> from) {
+  std::memcpy(to.data(), from.data(), to.size());
+  return {};
+}
+
+StateSpec spec(const std::string& unit) {
+  return {.unit = unit,
+          .state = "weight",
+          .dtype = "uint8",
+          .shape = {kBytes},
+          .bytes = kBytes};
+}
+
+std::unique_ptr<Store> store_on(std::shared_ptr<io::MemoryDisk> disk) {
+  StoreOptions options;
+  options.paths = {{.path = "run"}};
+  options.state_bytes = 64 * kBytes;
+  options.num_states = 64;
+  options.block_bytes = 4096;
+  options.io = {.backend = io::Backend::kMemory,
+                .disk = std::move(disk),
+                .block_bytes = 4096,
+                .depth = 4};
+  return ok(Store::create(options));
+}
+
+// A read ahead for which the host has no room is no failure of the state.
+TEST(HostBacking, WhatTheHostRefusedAheadIsReadWhenItIsNeeded) {
+  auto store = store_on(std::make_shared<io::MemoryDisk>());
+  Budget host_budget = ok(Budget::create("host", kBytes));
+  Budget device_budget = ok(Budget::create("device", kBytes));
+  SlabPool host_pool = ok(SlabPool::create({.budget = &host_budget}));
+  SlabPool device_pool = ok(SlabPool::create({.budget = &device_budget}));
+  Residency host(
+      {.allocate = slab_memory(host_pool), .backing = store_backing(*store)});
+  Residency device({.allocate = slab_memory(device_pool),
+                    .backing = host_backing(host, {copy, copy})});
+  StateRef a = ok(device.add(spec("a"), Home::kBelow));
+  StateRef b = ok(device.add(spec("b"), Home::kBelow));
+  for (StateRef state : {a, b}) {
+    Pin pin = ok(device.pin(state, Use::kReplace));
+    std::memset(pin.bytes().data(), static_cast<int>(state.index + 1), kBytes);
+  }
+  ASSERT_TRUE(device.flush().ok());
+  device.make_room(2 * kBytes);
+  StateRef other = ok(host.add(spec("other"), Home::kBelow));
+  {
+    Pin taken = ok(host.pin(other, Use::kReplace));  // all that the host has
+    device.prefetch(a);
+    EXPECT_EQ(device.place(a), Place::kReading);
+    EXPECT_EQ(device.make_room(kBytes), kBytes);
+    EXPECT_EQ(device.place(a), Place::kAbsent);
+    EXPECT_EQ(device.pin(a, Use::kRead).status().code(), Code::kOverBudget);
+  }
+  Pin pin = ok(device.pin(b, Use::kRead));
+  EXPECT_EQ(pin.bytes()[0], std::byte{2});
+}
+
+}  // namespace
+}  // namespace zinf
