@@ -58,44 +58,37 @@ void check_device(const c10::FunctionSchema& schema,
               kDevice, " and one on ", tensor.device());
 }
 
-c10::IValue argument_to_cpu(CpuAliases& aliases,
-                            const c10::FunctionSchema& schema,
-                            const c10::Argument& argument,
-                            const c10::IValue& value) {
-  auto to_cpu = [&](const at::Tensor& tensor) {
-    check_device(schema, argument, tensor);
-    return aliases.to_cpu(tensor);
-  };
-  if (value.isTensor()) return to_cpu(value.toTensor());
-  if (value.isStorage()) return aliases.to_cpu(value.toStorage());
-  if (value.isDevice()) return c10::Device(c10::kCPU);
+// The value with every tensor in it, those of lists too, changed.
+template <typename Change>
+c10::IValue with_tensors(const c10::IValue& value, const Change& change) {
+  if (value.isTensor()) return change(value.toTensor());
   if (value.isTensorList()) {
     c10::List<at::Tensor> list;
     for (const at::Tensor& tensor : value.toTensorVector()) {
-      list.push_back(to_cpu(tensor));
+      list.push_back(change(tensor));
     }
     return list;
   }
   if (value.isOptionalTensorList()) {
     c10::List<std::optional<at::Tensor>> list;
     for (const auto& tensor : value.toOptionalTensorVector()) {
-      list.push_back(tensor ? std::optional(to_cpu(*tensor)) : std::nullopt);
+      list.push_back(tensor ? std::optional(change(*tensor)) : std::nullopt);
     }
     return list;
   }
   return value;
 }
 
-c10::IValue result_to_device(CpuAliases& aliases, const c10::IValue& value) {
-  if (value.isTensor()) return aliases.to_device(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      list.push_back(aliases.to_device(tensor));
-    }
-    return list;
-  }
-  return value;
+c10::IValue argument_to_cpu(CpuAliases& aliases,
+                            const c10::FunctionSchema& schema,
+                            const c10::Argument& argument,
+                            const c10::IValue& value) {
+  if (value.isStorage()) return aliases.to_cpu(value.toStorage());
+  if (value.isDevice()) return c10::Device(c10::kCPU);
+  return with_tensors(value, [&](const at::Tensor& tensor) {
+    check_device(schema, argument, tensor);
+    return aliases.to_cpu(tensor);
+  });
 }
 
 Values arguments_to_cpu(CpuAliases& aliases, const c10::FunctionSchema& schema,
@@ -125,7 +118,11 @@ Outputs run_now(const c10::OperatorHandle& op, torch::jit::Stack* stack,
   op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CPU), &values);
   Outputs outputs = describe(aliases, values);
   aliases.write_back();
-  for (c10::IValue& value : values) value = result_to_device(aliases, value);
+  for (c10::IValue& value : values) {
+    value = with_tensors(value, [&](const at::Tensor& tensor) {
+      return aliases.to_device(tensor);
+    });
+  }
   replace_arguments(*stack, schema, std::move(values));
   return outputs;
 }
@@ -163,15 +160,12 @@ bool may_run_later(const c10::OperatorHandle& op,
          is_index_by_position(schema, stack);
 }
 
-std::int64_t product(at::IntArrayRef sizes) {
-  return c10::multiply_integers(sizes);
-}
-
 // Of the operators that count: products of matrices.
 double flops_of(std::string_view name, const Values& arguments,
                 const Outputs& outputs) {
   if (outputs.tensors.empty()) return 0;
-  double results = static_cast<double>(product(outputs.tensors[0].sizes));
+  double results =
+      static_cast<double>(c10::multiply_integers(outputs.tensors[0].sizes));
   auto inner = [&](std::size_t argument) {
     return static_cast<double>(arguments[argument].toTensor().size(-1));
   };
@@ -186,7 +180,7 @@ double flops_of(std::string_view name, const Values& arguments,
 // be seen.
 c10::IValue keep_host_values(const c10::IValue& value,
                              const CpuAliases& aliases) {
-  auto kept = [&](const at::Tensor& tensor) {
+  return with_tensors(value, [&](const at::Tensor& tensor) {
     if (!tensor.defined() || aliases.storage_number(tensor.storage()) >= 0) {
       return tensor;
     }
@@ -194,23 +188,7 @@ c10::IValue keep_host_values(const c10::IValue& value,
     copy.unsafeGetTensorImpl()->set_wrapped_number(
         tensor.unsafeGetTensorImpl()->is_wrapped_number());
     return copy;
-  };
-  if (value.isTensor()) return kept(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      list.push_back(kept(tensor));
-    }
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const auto& tensor : value.toOptionalTensorVector()) {
-      list.push_back(tensor ? std::optional(kept(*tensor)) : std::nullopt);
-    }
-    return list;
-  }
-  return value;
+  });
 }
 
 // What a kernel that runs later will have returned, in the device's memory.

@@ -24,9 +24,8 @@ WEIGHT_BYTES = 4 * WIDTH * WIDTH
 LINK = 200e6  # bytes per second
 ROOM = 4  # weights, and as many gradients
 BATCHES = (16, 32, 64, 128, 256)
-FLOPS = (
-    2 * 64 * WIDTH * WIDTH / (WEIGHT_BYTES / LINK)
-)  # a product with 64 rows takes as long as its weight's copy
+# A product with 64 rows takes as long as its weight's copy.
+FLOPS = 2 * 64 * WIDTH * WIDTH / (WEIGHT_BYTES / LINK)
 
 
 def build() -> nn.Module:
