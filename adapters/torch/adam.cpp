@@ -1,13 +1,16 @@
 #include "adapters/torch/adam.h"
 
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
 
 #include <string>
 #include <vector>
 
+#include "adapters/torch/device_adam.h"
 #include "adapters/torch/later_update.h"
 #include "adapters/torch/pins.h"
 #include "adapters/torch/split_master.h"
+#include "adapters/torch/update_queue.h"
 #include "src/base/strf.h"
 #include "zinf/cast.h"
 
@@ -85,6 +88,61 @@ void prefetch(const AdamItem& item) {
   }
 }
 
+// A tensor's bytes in other memory.
+at::Tensor tensor_in(const Pin& pin, const at::Tensor& like) {
+  auto offset = static_cast<std::size_t>(like.storage_offset());
+  return at::for_blob(pin.bytes().data() + offset * like.element_size(),
+                      like.sizes())
+      .strides(like.strides())
+      .options(at::TensorOptions().dtype(like.scalar_type()))
+      .make_tensor();
+}
+
+// Through copies, which waits for the device.
+Status update_through_copies(const AdamOptions& options, const AdamStep& step,
+                             AdamTensors tensors, ThreadPool* pool) {
+  at::Tensor weight = tensors.weight;
+  tensors.weight = weight.cpu();
+  tensors.grad = tensors.grad.cpu();
+  ZINF_TRY(adam_update(options, step, tensors, pool));
+  weight.copy_(tensors.weight);
+  return {};
+}
+
+// Where the host keeps the weight and its gradient.
+Status update_on_host(const AdamOptions& options, const AdamStep& step,
+                      AdamTensors tensors, ThreadPool* pool) {
+  Unit* weight = Unit::of(tensors.weight);
+  Unit* grad = Unit::of(tensors.grad);
+  if (weight == nullptr || grad == nullptr) {
+    return update_through_copies(options, step, tensors, pool);
+  }
+  {
+    Result<Pin> grad_pin = grad->pin_on_host(Use::kRead);
+    Result<Pin> weight_pin = grad_pin.ok() ? weight->pin_on_host(Use::kChange)
+                                           : Result<Pin>(grad_pin.status());
+    if (weight_pin.status().code() == Code::kInvalid) {  // somebody uses it
+      return update_through_copies(options, step, tensors, pool);
+    }
+    ZINF_TRY(weight_pin.status());
+    tensors.grad = tensor_in(*grad_pin, tensors.grad);
+    tensors.weight = tensor_in(*weight_pin, tensors.weight);
+    ZINF_TRY(adam_update(options, step, tensors, pool));
+  }
+  weight->return_to_device();
+  return {};
+}
+
+// Inside backward, autograd has the gradient too.
+bool put_off(const AdamOptions& options, const AdamStep& step,
+             const AdamItem& item, bool may_wait) {
+  bool on_device = !item.tensors.weight.is_cpu();
+  if (on_device ? !item.tensors.exp_avg.is_cpu() : !may_wait) return false;
+  auto later = LaterUpdate::put_off(options, step, item, may_wait ? 1 : 2);
+  if (later != nullptr && on_device) UpdateQueue::instance().add(later);
+  return later != nullptr;
+}
+
 }  // namespace
 
 at::Tensor matching(const at::Tensor& grad, const at::Tensor& weight) {
@@ -106,11 +164,9 @@ Status adam_update_item(const AdamOptions& options, const AdamStep& step,
   if (tensors.weight.is_cpu()) {
     return adam_update(options, step, tensors, pool);
   }
-  tensors.weight = tensors.weight.cpu();
-  tensors.grad = tensors.grad.cpu();
-  ZINF_TRY(adam_update(options, step, tensors, pool));
-  item.tensors.weight.copy_(tensors.weight);
-  return {};
+  return tensors.exp_avg.is_cpu()
+             ? update_on_host(options, step, tensors, pool)
+             : adam_update_on_device(options, step, tensors);
 }
 
 // On a CPU with AVX-512 too: torch has no AVX-512 variant of its fused Adam,
@@ -183,7 +239,7 @@ Status adam_update_all(const AdamOptions& options, float inverse_scale,
     if (items[i].tensors.weight.numel() == 0) continue;
     AdamStep step{
         .step = items[i].step, .inverse_scale = inverse_scale, .clip = clip};
-    if (!may_wait || !LaterUpdate::put_off(options, step, items[i])) {
+    if (!put_off(options, step, items[i], may_wait)) {
       if (i + 1 < items.size()) prefetch(items[i + 1]);
       ZINF_TRY(adam_update_item(options, step, items[i], pool.get()));
     }

@@ -43,8 +43,8 @@ Status adam_update(const AdamOptions& options, const AdamStep& step,
                    double* grad_squares = nullptr);
 
 // One tensor's part of a step over many. The weight and its gradient may be on
-// a device; a gradient of another type or layout than the weight's is converted
-// first.
+// a device, its states there or on the CPU: the update is made where they are.
+// A gradient of another type or layout than the weight's is converted first.
 struct AdamItem {
   AdamTensors tensors;
   std::shared_ptr<SplitMaster> split;  // the master, when it is split

@@ -198,6 +198,8 @@ Status DeviceLink::hand_out(const std::byte* block) {
   }
 }
 
+void DeviceLink::wait_for_computing() const { current_stream().synchronize(); }
+
 void DeviceLink::drop_staging() {
   for (Staging* staging : {&to_device_, &to_host_}) {
     std::lock_guard lock(staging->mutex);

@@ -69,6 +69,10 @@ class DeviceLink : public std::enable_shared_from_this<DeviceLink> {
   // tells nobody: a use without an end.
   Status hand_out(const std::byte* block);
 
+  // Until the current stream has nothing left to do: what comes then is not
+  // ahead of anything.
+  void wait_for_computing() const;
+
   // At the end of the tier; released blocks may keep the link.
   void drop_staging();
 

@@ -42,26 +42,65 @@ Result<std::unique_ptr<DeviceTier>> DeviceTier::create(
     return memory.reserve_or_exceed(Tag::kStaging, bytes);
   };
   ZINF_ASSIGN(auto link, DeviceLink::create(device, staging));
-  // The host decides where a state lives by its role.
-  auto add = [&host](const StateSpec& spec) {
-    return host.add(spec, role_of(spec), nullptr);
-  };
-  return std::unique_ptr<DeviceTier>(new DeviceTier(
-      host, budget, link,
-      {.allocate = device_memory(budget, link),
-       .backing = host_backing(host.residency(), copies_over(link), add),
-       .leaving = std::move(leaving),
-       .away_limit_bytes = options.away_bytes}));
+  return std::unique_ptr<DeviceTier>(
+      new DeviceTier(host, options, budget, link, std::move(leaving)));
+}
+
+DeviceTier::DeviceTier(HostTier& host, const DeviceTierOptions& options,
+                       Budget budget, std::shared_ptr<DeviceLink> link,
+                       std::function<Leave(StateRef, void* owner)> leaving)
+    : host_(host),
+      options_(options),
+      budget_(std::move(budget)),
+      link_(std::move(link)),
+      residency_({.allocate = device_memory(budget_, link_),
+                  .backing = host_backing(
+                      host.residency(), copies_over(link_),
+                      [this](const StateSpec& spec) { return add_below(spec); },
+                      options.wholes),
+                  .leaving = std::move(leaving),
+                  .away_limit_bytes = options.away_bytes}) {}
+
+// The host decides where a state lives by its role. A gradient comes there for
+// an update: it goes to a disk only where memory is short.
+Result<HostState> DeviceTier::add_below(const StateSpec& spec) {
+  if (opening_) return HostState{.state = *opening_, .whole = true};
+  Role role = role_of(spec);
+  Residency& host = host_.residency();
+  Home near = host.has_backing() ? Home::kBelow : Home::kMemory;
+  ZINF_ASSIGN(StateRef state, role == Role::kGrad
+                                  ? host.add(spec, near)
+                                  : host_.add(spec, role, nullptr));
+  return HostState{state};
 }
 
 Result<StateRef> DeviceTier::add(const StateSpec& spec, Role role,
                                  void* owner) {
+  std::lock_guard lock(adding_);
   return residency_.add(spec, home_of(role), owner);
+}
+
+Result<StateRef> DeviceTier::add_whole(const StateSpec& spec, StateRef whole,
+                                       void* owner) {
+  std::lock_guard lock(adding_);
+  opening_ = whole;
+  auto added = residency_.add(spec, options_.whole_home, owner);
+  opening_.reset();
+  return added;
 }
 
 Home DeviceTier::home_of(Role role) const {
   bool free = host_.options().where(role) == Where::kAuto;
   return free ? Home::kBelow : Home::kAway;
+}
+
+bool DeviceTier::holds_all() const {
+  std::uint64_t bytes = 0;
+  for (const StateSize& size : residency_.sizes()) {
+    if (size.home == Home::kAway) return false;
+    bytes += size.bytes;
+  }
+  return bytes <= budget_.usage().limit_bytes;
 }
 
 Reservation DeviceTier::count(Tag tag, std::uint64_t bytes) {

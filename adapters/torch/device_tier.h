@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 
 #include "adapters/torch/device_link.h"
 #include "zinf/budget.h"
@@ -18,6 +20,10 @@ namespace zinf {
 struct DeviceTierOptions {
   std::uint64_t bytes = 0;       // for units on the device; 0: no limit
   std::uint64_t away_bytes = 0;  // see HostTierOptions
+  // Of what is split over ranks: the host's wholes, and where they live on the
+  // device when nobody uses them.
+  Residency* wholes = nullptr;
+  Home whole_home = Home::kAway;
 };
 
 // Thread-safe. The host's tier must outlive it.
@@ -30,23 +36,28 @@ class DeviceTier {
   ~DeviceTier() { link_->drop_staging(); }
 
   Result<StateRef> add(const StateSpec& spec, Role role, void* owner);
+  // Above a whole of the host's.
+  Result<StateRef> add_whole(const StateSpec& spec, StateRef whole,
+                             void* owner);
   // Where the user wants it on the host, it is on the device while it is used.
   Home home_of(Role role) const;
+  bool holds_all() const;  // at once
   Reservation count(Tag tag, std::uint64_t bytes);
   Residency& residency() { return residency_; }
   DeviceLink& link() { return *link_; }
 
  private:
-  DeviceTier(HostTier& host, Budget budget, std::shared_ptr<DeviceLink> link,
-             ResidencyOptions options)
-      : host_(host),
-        budget_(std::move(budget)),
-        link_(std::move(link)),
-        residency_(std::move(options)) {}
+  DeviceTier(HostTier& host, const DeviceTierOptions& options, Budget budget,
+             std::shared_ptr<DeviceLink> link,
+             std::function<Leave(StateRef, void* owner)> leaving);
+  Result<HostState> add_below(const StateSpec& spec);
 
   HostTier& host_;
+  const DeviceTierOptions options_;
   Budget budget_;
   const std::shared_ptr<DeviceLink> link_;
+  std::mutex adding_;                // for what follows
+  std::optional<StateRef> opening_;  // the whole that is added now
   Residency residency_;
 };
 

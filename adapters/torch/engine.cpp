@@ -203,16 +203,28 @@ void adopt_state(const at::Tensor& parameter, const at::Tensor& state,
                          {unit->full_name().parameter, name});
 }
 
-at::Tensor zeros_for(const at::Tensor& parameter, const std::string& name) {
+bool states_fit_beside(const at::Tensor& parameter) {
+  Unit* unit = Unit::of(parameter);
+  if (unit == nullptr || parameter.is_cpu() || unit->shard() != nullptr ||
+      !parameter.is_non_overlapping_and_dense()) {
+    return false;
+  }
+  std::uint64_t each = parameter.element_size() < 4 ? 12 : 8;
+  return unit->manager()->holds_states(
+      parameter.device(), each * static_cast<std::uint64_t>(parameter.numel()));
+}
+
+at::Tensor zeros_for(const at::Tensor& parameter, const std::string& name,
+                     c10::Device device) {
   Unit* unit = Unit::of(parameter);
   const at::Tensor kept = shard_of(parameter);
-  if (unit != nullptr && !unit->manager()->closed() && kept.is_cpu() &&
+  if (unit != nullptr && !unit->manager()->closed() && device.is_cpu() &&
       kept.numel() > 0 && kept.is_non_overlapping_and_dense()) {
     return Unit::zeros(unit->manager(), kept.detach(),
                        {unit->full_name().parameter, name});
   }
   at::Tensor zeros = at::zeros_like(
-      kept.detach(), at::TensorOptions().dtype(at::kFloat).device(at::kCPU),
+      kept.detach(), at::TensorOptions().dtype(at::kFloat).device(device),
       at::MemoryFormat::Preserve);
   adopt_state(parameter, zeros, name);
   return zeros;

@@ -52,9 +52,13 @@ UnitName grad_name(const at::Tensor& parameter);
 void adopt_state(const at::Tensor& parameter, const at::Tensor& state,
                  const std::string& name);
 
+// Whether a parameter's states may live on its device: see Manager.
+bool states_fit_beside(const at::Tensor& parameter);
+
 // An optimizer's state for a parameter, float32 zeros in its layout; managed,
 // if the parameter is.
-at::Tensor zeros_for(const at::Tensor& parameter, const std::string& name);
+at::Tensor zeros_for(const at::Tensor& parameter, const std::string& name,
+                     c10::Device device);
 
 // A managed parameter's gradient may leave memory from now on.
 void offer_gradient(const at::Tensor& parameter);

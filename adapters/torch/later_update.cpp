@@ -59,8 +59,19 @@ std::vector<Unit*> units_of(const AdamItem& item, const at::Tensor& low) {
   return units;
 }
 
-bool can_wait(Unit* unit) {
-  return unit != nullptr && unit->moves() && !unit->seen_from_outside();
+bool can_wait(Unit* unit, bool on_device) {
+  return unit != nullptr && (on_device || unit->moves()) &&
+         !unit->is_consumed() && !unit->seen_from_outside();
+}
+
+// On a device, so that it is known when it may be read, and can leave.
+void adopt_gradient(const AdamTensors& tensors, std::size_t users) {
+  Unit* weight = Unit::of(tensors.weight);
+  if (weight == nullptr || weight->manager()->closed()) return;
+  weight->manager()->adopt(
+      tensors.grad, Role::kGrad,
+      {weight->full_name().parameter, std::string(role_name(Role::kGrad))},
+      users);
 }
 
 std::uint64_t bytes_of(const std::vector<Unit*>& units) {
@@ -110,27 +121,33 @@ LaterUpdate::~LaterUpdate() {
   if (item_) manager_->note_later(-1);
 }
 
-bool LaterUpdate::put_off(const AdamOptions& options, const AdamStep& step,
-                          const AdamItem& item) {
+std::shared_ptr<LaterUpdate> LaterUpdate::put_off(const AdamOptions& options,
+                                                  const AdamStep& step,
+                                                  const AdamItem& item,
+                                                  std::size_t users) {
   const AdamTensors& tensors = item.tensors;
+  if (tensors.grad.scalar_type() != tensors.weight.scalar_type() ||
+      tensors.grad.strides() != tensors.weight.strides()) {
+    return nullptr;
+  }
+  bool on_device = !tensors.weight.is_cpu();
+  if (on_device) adopt_gradient(tensors, users);
   at::Tensor low = item.split == nullptr ? at::Tensor() : item.split->low();
   std::vector<Unit*> units = units_of(item, low);
   for (Unit* unit : units) {
-    if (!can_wait(unit)) return false;
+    if (!can_wait(unit, on_device)) return nullptr;
   }
   std::uint64_t bytes = bytes_of(units);
-  if (tensors.grad.scalar_type() != tensors.weight.scalar_type() ||
-      tensors.grad.strides() != tensors.weight.strides() ||
-      !units[0]->manager()->may_wait(bytes)) {
-    return false;
-  }
+  Manager& manager = *units[0]->manager();
+  if (on_device ? !manager.usable() : !manager.may_wait(bytes)) return nullptr;
   for (Unit* unit : units) unit->settle();  // of an older step, or another
+  if (on_device) manager.reap();            // what the queue's thread has left
   std::shared_ptr<LaterUpdate> later(
       new LaterUpdate(options, step, item, bytes, units[0]->manager()));
-  later->manager_->note_later(1);
-  later->manager_->list_later(later);
+  manager.note_later(1);
+  manager.list_later(later);
   for (Unit* unit : units) unit->put_off(later, unit == units[0]);
-  return true;
+  return later;
 }
 
 at::Tensor LaterUpdate::weight() const {
@@ -169,6 +186,19 @@ bool LaterUpdate::run() {
     ended.reset();
   }
   return true;
+}
+
+// Not while somebody makes it, or lets go of it.
+void LaterUpdate::prepare() {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || !item_) return;
+  const AdamTensors& tensors = item_->tensors;
+  if (Unit* grad = Unit::of(tensors.grad)) grad->send_to_host();
+  for (const at::Tensor* tensor : {&tensors.exp_avg, &tensors.exp_avg_sq}) {
+    if (Unit* unit = Unit::of(*tensor)) unit->prefetch();
+  }
+  if (!tensors.master) return;
+  if (Unit* master = Unit::of(*tensors.master)) master->prefetch();
 }
 
 void LaterUpdate::update(const at::Tensor& weight) {

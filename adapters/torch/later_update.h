@@ -12,6 +12,13 @@
 // What takes much of the budget, or would not fit beside the activations, is
 // not put off; when activations grow more than ever before, all that waits is
 // done while it fits.
+//
+// Where weights are on a device, every update is put off, also one inside
+// backward, and a thread makes them (update_queue.h): the host waits for no
+// gradient while there is more to compute. The gradient goes to the host as
+// soon as it is complete, the weight is changed in the host's memory, and what
+// the device has of it is dropped before: it comes back when it is used, or at
+// once where there is room for everything.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,9 +47,12 @@ std::shared_ptr<ThreadPool> update_pool();
 // does not keep the weight.
 class LaterUpdate : public std::enable_shared_from_this<LaterUpdate> {
  public:
-  // False: it cannot wait, and the caller has to do it.
-  static bool put_off(const AdamOptions& options, const AdamStep& step,
-                      const AdamItem& item);
+  // Null: it cannot wait, and the caller has to do it. On a device so many
+  // tensors have the gradient's storage, at most.
+  static std::shared_ptr<LaterUpdate> put_off(const AdamOptions& options,
+                                              const AdamStep& step,
+                                              const AdamItem& item,
+                                              std::size_t users = 1);
   ~LaterUpdate();
 
   // Does it, unless it was done or its weight is gone. A thread that comes
@@ -50,6 +60,8 @@ class LaterUpdate : public std::enable_shared_from_this<LaterUpdate> {
   // what it meets: after kOverBudget it waits on, after anything else its
   // manager has failed.
   bool run();
+  // Of a weight on a device: what it needs goes to the host, or comes there.
+  void prepare();
   // Forgets it: other content takes the place of all that it would change.
   void abandon();
 

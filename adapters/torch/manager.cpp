@@ -11,6 +11,7 @@
 #include "adapters/torch/keys.h"
 #include "adapters/torch/later_update.h"
 #include "adapters/torch/ranks.h"
+#include "adapters/torch/update_queue.h"
 #include "zinf/log.h"
 
 namespace zinf {
@@ -106,10 +107,13 @@ void Manager::split(const at::Tensor& parameter, const std::string& name) {
 DeviceTier& Manager::device_tier(c10::Device device) {
   std::lock_guard lock(mutex_);
   if (device_tier_ == nullptr) {
-    auto made = DeviceTier::create(*tier_, device,
-                                   {.bytes = options_.device_bytes,
-                                    .away_bytes = options_.tier.away_bytes},
-                                   &ask);
+    DeviceTierOptions options{.bytes = options_.device_bytes,
+                              .away_bytes = options_.tier.away_bytes};
+    if (ranks_ != nullptr) {
+      options.wholes = &ranks_->residency();
+      options.whole_home = options_.stage >= 3 ? Home::kAway : Home::kBelow;
+    }
+    auto made = DeviceTier::create(*tier_, device, options, &ask);
     throw_if_error(made.status());
     device_tier_ = std::move(made).value();
     device_ = device;
@@ -137,9 +141,33 @@ Result<StateRef> Manager::add(const StateSpec& spec, Role role,
   return device_tier(device).add(spec, role, unit);
 }
 
+Result<StateRef> Manager::add_whole(const StateSpec& spec, StateRef whole,
+                                    c10::Device device, Unit* unit) {
+  return device_tier(device).add_whole(spec, whole, unit);
+}
+
 Home Manager::home_of(Role role, c10::Device device) {
   if (device.is_cpu()) return tier_->home_of(role);
   return device_tier(device).home_of(role);
+}
+
+bool Manager::holds_all(c10::Device device) {
+  return !options_.evict_always && device_tier(device).holds_all();
+}
+
+bool Manager::holds_states(c10::Device device, std::uint64_t bytes) {
+  if (options_.device_bytes == 0 || closed_ ||
+      options_.tier.where(Role::kState) != Where::kAuto) {
+    return false;
+  }
+  for (Unit* unit : units()) {
+    if (unit->device() == device && unit->role() != Role::kGrad) {
+      bool weight = unit->role() == Role::kWeight;
+      bytes += (weight ? 2 : 1) * unit->bytes();
+    }
+    unit->drop_reference();
+  }
+  return bytes <= options_.device_bytes;
 }
 
 Reservation Manager::count(const c10::DataPtr& pointer, std::uint64_t bytes,
@@ -326,12 +354,13 @@ void Manager::close() {
   last_.tier = host;
   last_.device = device;
   if (num_units_ > 0) return;  // what does not fit, or is in use
-  ranks_.reset();
   device_tier_.reset();
+  ranks_.reset();
   tier_.reset();
 }
 
 void Manager::unlink_files() {
+  if (!in_forked_child() && num_later_ > 0) UpdateQueue::instance().wait();
   if (!in_forked_child() && tier_ != nullptr) tier_->unlink_files();
 }
 
@@ -354,7 +383,7 @@ std::string Manager::heal() {
 }
 
 bool Manager::may_wait(std::uint64_t bytes) const {
-  return !closed_ && !failed_ && tier_->may_wait(bytes);
+  return usable() && tier_->may_wait(bytes);
 }
 
 void Manager::list_later(const std::shared_ptr<LaterUpdate>& later) {

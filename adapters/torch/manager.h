@@ -31,6 +31,9 @@ struct ManagerOptions {
   int stage = 3;       // see RanksOptions
   bool world = false;
   int partition_group = 0;
+
+  // Nothing is brought before it is needed, for comparison.
+  bool on_demand() const { return !tier.prefetch && !evict_always; }
 };
 
 struct ManagerStats {
@@ -97,6 +100,8 @@ class Manager : public std::enable_shared_from_this<Manager> {
   void fail(std::string why);
   std::string heal();  // what there was, or nothing
 
+  bool usable() const { return !closed_ && !failed_; }
+
   // Updates that were put off (later_update.h). Whether one that takes so many
   // bytes may wait:
   bool may_wait(std::uint64_t bytes) const;
@@ -117,7 +122,15 @@ class Manager : public std::enable_shared_from_this<Manager> {
   DeviceLink* link_of(c10::Device device);
   Result<StateRef> add(const StateSpec& spec, Role role, c10::Device device,
                        Unit* unit);
+  // On a device, above what the host gathers from ranks.
+  Result<StateRef> add_whole(const StateSpec& spec, StateRef whole,
+                             c10::Device device, Unit* unit);
   Home home_of(Role role, c10::Device device);
+  // Whether all units of the device may be there at once.
+  bool holds_all(c10::Device device);
+  // Whether so many bytes of states may live there: where a budget was given
+  // for the device, beside all weights, as many gradients, and other states.
+  bool holds_states(c10::Device device, std::uint64_t bytes);
   // Bytes of the device's budget, or the CPU's, for memory that a tensor has
   // already. What can leave memory later may exceed the budget for a moment;
   // what stays is refused when it does not fit.

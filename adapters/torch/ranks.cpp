@@ -28,10 +28,6 @@ constexpr std::uint64_t kAheadBytes = std::uint64_t{64} << 20;
 }
 
 void check_parameter(const at::Tensor& parameter, const std::string& name) {
-  if (!parameter.is_cpu()) {
-    refuse_to_split(name, "is on " + parameter.device().str() +
-                              ", and so far only the CPU's are split");
-  }
   if (!parameter.is_non_overlapping_and_dense() ||
       parameter.nbytes() != parameter.storage().nbytes()) {
     refuse_to_split(name, "shares its memory with other tensors");

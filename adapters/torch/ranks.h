@@ -45,6 +45,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "adapters/torch/shard.h"
@@ -152,8 +153,9 @@ class Ranks {
  private:
   class Pass;
   struct Sent {
-    std::unique_ptr<Move> move;
     at::Tensor grad;
+    std::shared_ptr<Pin> pin;  // of one that was on a device
+    std::unique_ptr<Move> move;
   };
 
   Ranks(Manager& manager, std::shared_ptr<Comm> comm,
@@ -185,6 +187,8 @@ class Ranks {
   void put_back();
   void abandon_pass();
   void send(Shard& shard, const at::Tensor& parameter, const at::Tensor& grad);
+  void send_from_device(const std::shared_ptr<Shard>& shard, at::Tensor grad);
+  void send_next();  // of leaving_
   void wait_for_sent(std::uint64_t most_bytes);
   // Updates what has come.
   void update_ready();
@@ -224,6 +228,8 @@ class Ranks {
   std::map<std::shared_ptr<Shard>, at::Tensor> aside_;  // gradients until then
   // With Note [World]: whose gradients this step has, of any rank.
   std::set<std::shared_ptr<Shard>> waiting_;
+  // On their way from a device to the host.
+  std::deque<std::pair<std::shared_ptr<Shard>, at::Tensor>> leaving_;
   std::deque<Sent> sent_;
   std::uint64_t sent_bytes_ = 0;
   Update update_;

@@ -164,8 +164,45 @@ void Ranks::reduce(const at::Tensor& parameter, std::int64_t passes) {
                 "checkpointing choose use_reentrant=False");
   }
   c10::AutoGradMode no_grad(false);
-  send(*shard, parameter, matching(grad.detach(), parameter.detach()));
+  grad = matching(grad.detach(), parameter.detach());
+  if (grad.is_cpu()) {
+    send(*shard, parameter, grad);
+  } else {
+    send_from_device(shard, std::move(grad));
+  }
   if (update_) update_ready();
+}
+
+// It is on its way to the host while the device computes those after it.
+void Ranks::send_from_device(const std::shared_ptr<Shard>& shard,
+                             at::Tensor grad) {
+  constexpr std::size_t kUnderWay = 2;
+  with_type(grad.scalar_type(), [](auto) {});
+  manager_.reap();
+  // Autograd has it too. Another name than that of this rank's slice.
+  manager_.adopt(
+      grad, Role::kGrad,
+      {shard->name + " of this rank", std::string(role_name(Role::kGrad))},
+      /*tensors=*/2);
+  Unit* unit = Unit::of(grad);
+  const bool whole = unit != nullptr && unit->bytes() == grad.nbytes();
+  if (!whole) return send(*shard, shard->parameter(), grad.cpu());
+  unit->send_to_host();
+  leaving_.emplace_back(shard, std::move(grad));
+  while (leaving_.size() > kUnderWay) send_next();
+}
+
+void Ranks::send_next() {
+  auto [shard, grad] = std::move(leaving_.front());
+  leaving_.pop_front();
+  wait_for_sent(kSentBytes);
+  Result<Pin> pin = Unit::of(grad)->pin_on_host(Use::kRead);
+  throw_if_error(pin.status());
+  auto held = std::make_shared<Pin>(std::move(pin).value());
+  sent_bytes_ += grad.nbytes();
+  auto move =
+      gather_->exchange().push(shard->grad_unit, number_, held->bytes());
+  sent_.push_back({std::move(grad), std::move(held), std::move(move)});
 }
 
 void Ranks::send(Shard& shard, const at::Tensor& parameter,
@@ -183,7 +220,7 @@ void Ranks::send(Shard& shard, const at::Tensor& parameter,
     return;
   }
   sent_bytes_ += bytes.size();
-  sent_.push_back({std::move(move), grad});
+  sent_.push_back({grad, nullptr, std::move(move)});
 }
 
 void Ranks::wait_for_sent(std::uint64_t most_bytes) {
@@ -298,11 +335,13 @@ void Ranks::update_ready() {
 }
 
 void Ranks::close(const std::string& what) {
+  while (!leaving_.empty()) send_next();
   wait_for_sent(0);
   throw_if_failed(gather_->exchange().close_pass(number_, what)->wait());
 }
 
 void Ranks::leave_pass() {
+  updater_ = std::this_thread::get_id();
   // A hook of somebody else's may be where ours was.
   for (const auto& shard : std::set(seen_)) {
     if (at::Tensor parameter = shard->parameter(); parameter.defined()) {
@@ -405,6 +444,7 @@ void Ranks::abandon_pass() {
   seen_.clear();
   reduced_.clear();
   updater_ = std::thread::id();
+  leaving_.clear();
   sent_.clear();
   sent_bytes_ = 0;
   aside_.clear();

@@ -136,8 +136,9 @@ Unit::Unit(std::shared_ptr<Manager> manager,
       link_(manager_->link_of(device_)),
       bytes_(storage->nbytes()),
       role_(role),
-      residency_(shard_ != nullptr ? shard_->ranks.residency()
-                                   : manager_->residency_of(device_)),
+      residency_(shard_ != nullptr && device_.is_cpu()
+                     ? shard_->ranks.residency()
+                     : manager_->residency_of(device_)),
       stays_(shard_ == nullptr &&
              manager_->home_of(role, device_) == Home::kMemory),
       name_(std::move(name)),
@@ -171,20 +172,28 @@ void Unit::adopt(std::shared_ptr<Manager> manager, const at::TensorBase& tensor,
 void Unit::register_whole(GatherTier::Content content) {
   std::uint32_t unit =
       role_ == Role::kGrad ? shard_->grad_unit : shard_->weight_unit;
-  auto split = shard_->ranks.gather().open(unit, content, this);
+  void* owner = link_ == nullptr ? this : nullptr;
+  auto split = shard_->ranks.gather().open(unit, content, owner);
   throw_if_error(split.status());
   split_ = *split;
   state_ = split_.whole;
+  if (link_ == nullptr) return;
+  auto above = manager_->add_whole(spec(), split_.whole, device_, this);
+  throw_if_error(above.status());
+  state_ = *above;
+}
+
+StateSpec Unit::spec() const {
+  return {.unit = name_.parameter,
+          .state = name_.state,
+          .dtype = "bytes",
+          .shape = {bytes_},
+          .bytes = bytes_};
 }
 
 void Unit::register_state() {
   if (shard_ != nullptr) return register_whole(GatherTier::Content::kNone);
-  StateSpec spec{.unit = name_.parameter,
-                 .state = name_.state,
-                 .dtype = "bytes",
-                 .shape = {bytes_},
-                 .bytes = bytes_};
-  Result<StateRef> state = manager_->add(spec, role_, device_, this);
+  Result<StateRef> state = manager_->add(spec(), role_, device_, this);
   throw_if_error(state.status());
   state_ = *state;
 }
@@ -256,7 +265,7 @@ at::Tensor Unit::without_content(std::shared_ptr<Manager> manager,
 at::Tensor Unit::gradient(std::shared_ptr<Manager> manager,
                           const at::Tensor& parameter,
                           std::shared_ptr<Shard> shard) {
-  auto storage = storage_without_memory(parameter.nbytes(), at::kCPU);
+  auto storage = storage_without_memory(parameter.nbytes(), parameter.device());
   UnitName name{shard->name, std::string(role_name(Role::kGrad))};
   std::unique_ptr<Unit> unit(new Unit(manager, storage, Role::kGrad,
                                       std::move(name), std::move(shard)));
@@ -318,12 +327,20 @@ void Unit::announce_change() {
   shard_->ranks.announce_change(split_.unit);
 }
 
-// Through an address that was given out.
+// Through an address that was given out. On a device nobody can look.
+bool Unit::is_edited(std::span<const std::byte> content) const {
+  return link_ == nullptr && hash_of(content) != escaped_hash_;
+}
+
+void Unit::note_escape(std::span<const std::byte> content) {
+  if (link_ == nullptr) escaped_hash_ = hash_of(content);
+}
+
 void Unit::look_for_edits() {
-  if (hash_of(pin_.bytes()) == escaped_hash_) return;
+  if (!is_edited(pin_.bytes())) return;
   Result<Pin> pin = residency_.pin(state_, Use::kChange);
   throw_if_error(pin.status());
-  escaped_hash_ = hash_of(pin_.bytes());
+  note_escape(pin_.bytes());
   announce_change();
 }
 
@@ -336,12 +353,45 @@ void Unit::note_edits() {
 }
 
 void Unit::outdate() {
+  if (link_ != nullptr) return outdate_on_device();
   throw_if_error(shard_->ranks.gather().outdate(split_));
   std::lock_guard lock(mutex_);
   if (!escaped_) return;
   Result<Pin> pin = residency_.pin(state_, Use::kRead);
   throw_if_error(pin.status());
-  escaped_hash_ = hash_of(pin->bytes());
+  note_escape(pin->bytes());
+}
+
+// What somebody uses there becomes new where it is.
+void Unit::outdate_on_device() {
+  GatherTier& gather = shard_->ranks.gather();
+  Status left = residency_.leave(state_);
+  if (!left.ok() && left.code() != Code::kInvalid) throw_if_error(left);
+  throw_if_error(gather.outdate(split_));
+  if (left.ok()) return;
+  Result<Pin> here = residency_.pin(state_, Use::kRead);
+  throw_if_error(here.status());
+  Result<Pin> whole = gather.residency().pin(split_.whole, Use::kRead);
+  throw_if_error(whole.status());
+  throw_if_error(link_->to_device(here->bytes(), whole->bytes()));
+}
+
+// Other ranks wait for the change of a whole, so this waits for its copy.
+void Unit::keep_change() {
+  if (link_ == nullptr) return residency_.write(state_);
+  Status status = residency_.leave(state_);
+  if (!status.ok()) shard_->ranks.fail(status);
+}
+
+Result<Pin> Unit::pin_on_host(Use use) {
+  ZINF_TRY(residency_.leave(state_));
+  return manager_->tier().residency().pin({residency_.below(state_)}, use);
+}
+
+void Unit::send_to_host() { residency_.evict(state_); }
+
+void Unit::return_to_device() {
+  if (manager_->holds_all(device_)) residency_.prefetch(state_);
 }
 
 void Unit::know(const at::TensorBase& tensor) {
@@ -446,6 +496,10 @@ void Unit::pin(c10::StorageImpl* storage, Use use) {
       if (watch != nullptr && watch->wants_content()) use = Use::kChange;
     }
     if (pins_ == 0) {
+      if (link_ != nullptr && manager_->options().on_demand() &&
+          residency_.place(state_) == Place::kAbsent) {
+        link_->wait_for_computing();
+      }
       Result<Pin> pin = residency_.pin(state_, use);
       throw_if_error(pin.status());
       pin_ = std::move(pin).value();
@@ -499,7 +553,7 @@ void Unit::let_go(c10::StorageImpl* storage) {
   sentinel_.clear();  // a copy that was made meanwhile is old now
   pin_ = {};
   change_ = {};
-  if (std::exchange(announced_, false)) residency_.write(state_);
+  if (std::exchange(announced_, false)) keep_change();
   if (always) residency_.evict(state_);
 }
 
@@ -587,7 +641,7 @@ void Unit::escape(c10::StorageImpl* storage) {
   bool whole = shard_ != nullptr;
   Result<Pin> pin = residency_.pin(state_, whole ? Use::kRead : Use::kChange);
   throw_if_error(pin.status());
-  if (whole) escaped_hash_ = hash_of(pin->bytes());
+  if (whole) note_escape(pin->bytes());
   if (link_ != nullptr) link_->before_use(pin->bytes().data());
   tell_watch(pin->bytes());
   // Before the pin ends: then the unit may be asked to leave.
@@ -614,7 +668,7 @@ Leave Unit::leaving() {
     escaped_ = false;
     auto* data = static_cast<const std::byte*>(
         storage->_mutable_data_ptr_no_checks().get());
-    bool same = shard_ != nullptr && hash_of({data, bytes_}) == escaped_hash_;
+    bool same = shard_ != nullptr && !is_edited({data, bytes_});
     detach(storage.get());
     if (same) return Leave::kDrop;
     if (shard_ != nullptr) shard_->ranks.announce_change(split_.unit);
@@ -666,6 +720,7 @@ void Unit::forget() {
   if (consumed_) return;
   if (shard_ != nullptr) {
     Ranks& ranks = shard_->ranks;
+    if (link_ != nullptr) residency_.remove(state_);
     ranks.gather().close(split_);
     if (role_ == Role::kGrad) {
       ranks.drop_gradient(*shard_);

@@ -105,7 +105,7 @@ class Unit final : public FaultServer {
                              const at::Tensor& parameter,
                              std::shared_ptr<Shard> shard);
   // An optimizer's state, float32 zeros in the layout of this tensor: it takes
-  // no memory before it is used. REQUIRES a dense tensor on the CPU.
+  // no memory before it is used. On the CPU. REQUIRES a dense tensor.
   static at::Tensor zeros(std::shared_ptr<Manager> manager,
                           const at::Tensor& like, UnitName name);
   // A tensor like this one without content, in the place of a gradient that an
@@ -152,6 +152,12 @@ class Unit final : public FaultServer {
   // Of a whole: its slices are new. Throws what gathering it has met.
   void outdate();
 
+  // Of one on a device: its content in the host's memory. The device has none
+  // of it from now on; it comes back when it is used. kInvalid while it is.
+  Result<Pin> pin_on_host(Use use);
+  void send_to_host();      // starts that
+  void return_to_device();  // starts, where there is room for everything
+
   void tell_end();  // to the watch, while the content is still there
   void forget();    // the last thing before the end
   void prefetch();
@@ -193,6 +199,7 @@ class Unit final : public FaultServer {
   // Adds it to its tier.
   void register_state();
   void register_whole(GatherTier::Content content);
+  StateSpec spec() const;
   // A tensor of a storage that leads to this unit alone.
   at::Tensor tensor_of(const c10::intrusive_ptr<c10::StorageImpl>& storage,
                        at::IntArrayRef sizes, at::IntArrayRef strides,
@@ -201,7 +208,11 @@ class Unit final : public FaultServer {
   void check_usable() const;
   // Of a whole, whose content is about to be other ranks' too.
   void announce_change();
+  void keep_change();
   void look_for_edits();
+  bool is_edited(std::span<const std::byte> content) const;
+  void note_escape(std::span<const std::byte> content);
+  void outdate_on_device();
 
   c10::DataPtr pointer_to(void* data);
   void attach(c10::StorageImpl* storage);

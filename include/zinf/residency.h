@@ -245,6 +245,9 @@ class Residency {
   // Lets the state leave memory as soon as nobody has it pinned; new content is
   // written first, in the background. Nothing happens to a home of kMemory.
   void evict(StateRef state);
+  // The same, and waits: then its content is below alone, and stays there until
+  // somebody wants it. What its write has met; kInvalid when it is in use.
+  Status leave(StateRef state);
 
   // Drops states, in the order of their Worth, until so many bytes were given
   // back or nothing is left to drop. Returns how many. What finds no room below
@@ -278,6 +281,7 @@ class Residency {
   bool has_backing() const;
   std::uint64_t away_limit() const;  // see away_limit_bytes
   Place place(StateRef state) const;
+  std::uint32_t below(StateRef state) const;  // what the backing calls it
   ResidencyStats stats() const;
   // By the index of their references.
   std::vector<StateSize> sizes() const;
@@ -311,14 +315,22 @@ struct DeviceCopies {
       to_host;
 };
 
+// Where the host has a device's state: in its own tier, or among the wholes of
+// what is split over ranks (zinf/gather_tier.h), where somebody else removes
+// it.
+struct HostState {
+  StateRef state;
+  bool whole = false;
+};
 // How a device's states are added to the host's.
-using AddState = std::function<Result<StateRef>(const StateSpec& spec)>;
+using AddState = std::function<Result<HostState>(const StateSpec& spec)>;
 
 // A device's memory above the host's. Without `add`, states get a home below
 // the host's memory, or in it when the host has no backing. The host's
-// Residency must outlive it; the device's is committed and rolled back, not the
-// host's.
+// Residency, and that of wholes, must outlive it; the device's is committed and
+// rolled back, not the host's. New content of a whole is written on from there.
 std::shared_ptr<Backing> host_backing(Residency& host, DeviceCopies copies,
-                                      AddState add = {});
+                                      AddState add = {},
+                                      Residency* wholes = nullptr);
 
 }  // namespace zinf

@@ -214,6 +214,7 @@ void bind_engine(py::module_& module) {
   module.def("adopt_state", &adopt_state, Released());
   module.def("is_consumed", &is_consumed);
   module.def("zeros_for", &zeros_for, Released());
+  module.def("states_fit_beside", &states_fit_beside, Released());
   module.def("is_managed", [](const at::Tensor& tensor) {
     return Unit::of(tensor) != nullptr;
   });

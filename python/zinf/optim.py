@@ -147,8 +147,9 @@ class AdamW(torch.optim.Optimizer):
         self._heal()
 
     def _load_state(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        device = _state_device(parameter)
         for name in ("exp_avg", "exp_avg_sq"):
-            self._set_state(parameter, name, state[name].detach().to("cpu", torch.float32, copy=True))
+            self._set_state(parameter, name, state[name].detach().to(device, torch.float32, copy=True))
         if parameter.dtype in NARROW:
             self._set_master(parameter, state.get("master", parameter))  # none: of another optimizer
         self.state[parameter]["step"] = torch.tensor(float(state["step"]), dtype=torch.float32)
@@ -352,8 +353,9 @@ class AdamW(torch.optim.Optimizer):
 
     def _make_state(self, parameter: torch.Tensor) -> None:
         try:
+            device = _state_device(parameter)
             for name in ("exp_avg", "exp_avg_sq"):
-                self.state[parameter][name] = _C.zeros_for(parameter, name)
+                self.state[parameter][name] = _C.zeros_for(parameter, name, device)
             if parameter.dtype in NARROW:
                 self._set_master(parameter, parameter)
             self.state[parameter]["step"] = torch.zeros((), dtype=torch.float32)
@@ -371,11 +373,17 @@ class AdamW(torch.optim.Optimizer):
                 master.join(kept).copy_(value)
         else:
             value = kept if own else value
-            self._set_state(parameter, "master", value.detach().to("cpu", torch.float32, copy=True))
+            device = self.state[parameter]["exp_avg"].device
+            self._set_state(parameter, "master", value.detach().to(device, torch.float32, copy=True))
 
     def _set_state(self, parameter: torch.Tensor, name: str, tensor: torch.Tensor) -> None:
         _C.adopt_state(parameter, tensor, name)
         self.state[parameter][name] = tensor
+
+
+def _state_device(parameter: torch.Tensor) -> torch.device:
+    """Beside the weight where the device's budget has room for that, else the CPU."""
+    return parameter.device if _C.states_fit_beside(parameter) else torch.device("cpu")
 
 
 def _check_group(group: dict[str, Any]) -> None:

@@ -469,6 +469,19 @@ void Residency::Impl::evict(StateRef ref) {
   if (write) launch(ref);
 }
 
+Status Residency::Impl::leave_and_wait(StateRef ref) {
+  evict(ref);
+  (void)wait_for(ref);
+  MutexLock lock(mutex_);
+  State& state = at(ref);
+  if (state.place == kAbsent) return {};
+  if (state.place == kFailed) return state.error.in(state.spec.name());
+  state.leaving = false;
+  return Status::error(Code::kInvalid,
+                       state.spec.name() + " cannot leave memory: it is " +
+                           std::string(place_name(state.place)));
+}
+
 bool Residency::Impl::idle(const State& state) const {
   return state.in_use && state.home != Home::kMemory && state.pins == 0 &&
          state.waiters == 0 && !state.removed;
@@ -624,13 +637,18 @@ std::uint64_t Residency::Impl::wait_for(StateRef ref) {
     MutexLock lock(mutex_);
     State& state = states_[ref.index];
     while (state.moving() && state.move == nullptr) changed_.wait(mutex_);
-    if (!state.moving()) return 0;
+    if (!state.moving()) return given_back(state);
     move = state.move;
   }
   Status outcome = move->wait();
   MutexLock lock(mutex_);
-  if (states_[ref.index].move != move) return 0;  // another thread landed it
-  return land(ref, outcome);
+  const State& state = states_[ref.index];
+  return state.move == move ? land(ref, outcome) : given_back(state);
+}
+
+// Of one whose move another thread has landed.
+std::uint64_t Residency::Impl::given_back(const State& state) const {
+  return state.place == kAbsent ? state.spec.bytes : 0;
 }
 
 void Residency::Impl::wait_for_all() {
@@ -647,6 +665,11 @@ void Residency::Impl::wait_for_all() {
 Place Residency::Impl::place(StateRef ref) const {
   MutexLock lock(mutex_);
   return const_cast<Impl*>(this)->at(ref).place;
+}
+
+std::uint32_t Residency::Impl::below(StateRef ref) const {
+  MutexLock lock(mutex_);
+  return const_cast<Impl*>(this)->at(ref).below;
 }
 
 Block Residency::Impl::block(StateRef ref) const {
@@ -727,6 +750,7 @@ void Residency::expect(StateRef state, std::uint64_t now, std::uint64_t next) {
 bool Residency::fetch(StateRef state) { return impl_->fetch(state); }
 void Residency::write(StateRef state) { impl_->write(state); }
 void Residency::evict(StateRef state) { impl_->evict(state); }
+Status Residency::leave(StateRef state) { return impl_->leave_and_wait(state); }
 std::uint64_t Residency::make_room(std::uint64_t bytes) {
   return impl_->make_room_for_others(bytes);
 }
@@ -744,6 +768,9 @@ bool Residency::has_backing() const { return impl_->has_backing(); }
 std::uint64_t Residency::away_limit() const { return impl_->away_limit(); }
 Status Residency::rollback() { return impl_->rollback(); }
 Place Residency::place(StateRef state) const { return impl_->place(state); }
+std::uint32_t Residency::below(StateRef state) const {
+  return impl_->below(state);
+}
 Block Residency::block(const Pin& pin) const {
   return impl_->block(pin.state_);
 }

@@ -38,6 +38,7 @@ class Residency::Impl {
   bool fetch(StateRef ref);
   void write(StateRef ref);
   void evict(StateRef ref);
+  Status leave_and_wait(StateRef ref);
   // Which states may go to make room: all, or those with this home, or those
   // that are used later than that.
   struct Goers {
@@ -57,6 +58,7 @@ class Residency::Impl {
   std::uint64_t away_limit() const;
   Status rollback();
   Place place(StateRef ref) const;
+  std::uint32_t below(StateRef ref) const;
   Block block(StateRef ref) const;
   ResidencyStats stats() const;
   std::vector<StateSize> sizes() const;
@@ -151,9 +153,10 @@ class Residency::Impl {
   // False: it is kDirty again.
   bool find_place(StateRef ref) ZINF_EXCLUDES(mutex_);
   std::uint64_t give_up_places(std::uint64_t bytes) ZINF_REQUIRES(mutex_);
-  // Waits for the state's move, if there is one, and lands it. The bytes that
-  // its drop gave back.
+  // Waits for the state's move, if there is one, and lands it, unless another
+  // thread does. The bytes that its drop gave back.
   std::uint64_t wait_for(StateRef ref) ZINF_EXCLUDES(mutex_);
+  std::uint64_t given_back(const State& state) const ZINF_REQUIRES(mutex_);
   void wait_for_all() ZINF_EXCLUDES(mutex_);
   void forget(StateRef ref) ZINF_EXCLUDES(mutex_);
   // See away_limit_bytes.

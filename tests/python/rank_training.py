@@ -2,6 +2,8 @@
 
     rank_training.py CASES    (JSON: a list of [name of the case, options of the engine, options of AdamW])
 
+Among the options of the engine may be "device": "emu", where the model is then.
+
 The reference is made by rank 0 with plain PyTorch: a replica of the model per rank, the replicas' gradients
 summed in the order of ranks (with partition_group first inside of groups) and divided by their number, in
 float32.
@@ -16,6 +18,7 @@ import zinf
 from models import CASES
 from torch.nn.utils import clip_grad_norm_
 from training import LR, WEIGHT_DECAY, build, digest, model_digests
+from zinf import emulated
 
 STEPS = 4
 
@@ -23,17 +26,24 @@ STEPS = 4
 class Rank:
     """What one rank's data loader and generators give it."""
 
-    def __init__(self, rank):
+    def __init__(self, rank, device="cpu"):
+        self.device = device
         self._batches = torch.Generator().manual_seed(100 + rank)
         self._rng = torch.Generator().manual_seed(200 + rank).get_state()
 
     def loss(self, case, model, number):
         torch.set_rng_state(self._rng)
-        batch = case.batch(self._batches, number)
+        batch = moved(case.batch(self._batches, number), self.device)
         with case.context():
             loss = case.loss(model, batch) / case.micro_batches
         self._rng = torch.get_rng_state()
         return loss
+
+
+def moved(batch, device):
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    return tuple(moved(part, device) for part in batch)
 
 
 def scaler_of(case):
@@ -49,13 +59,16 @@ def finish_step(case, model, optimizer, scaler):
 
 
 def train(case, rank, engine_options, optimizer_options):
+    engine_options = dict(engine_options)
+    device = engine_options.pop("device", "cpu")
     engine = zinf.Engine(**engine_options)
     with engine.init():
-        model = build(case)
+        model = build(case).to(device)
+    engine.adopt(model)
     if case.max_grad_norm is not None:
         optimizer_options = {**optimizer_options, "max_grad_norm": case.max_grad_norm}
     optimizer = zinf.AdamW(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, **optimizer_options)
-    scaler, data = scaler_of(case), Rank(rank)
+    scaler, data = scaler_of(case), Rank(rank, device)
     losses = []
     for step in range(STEPS):
         for micro in range(case.micro_batches):
@@ -132,8 +145,12 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
+    items = json.loads(sys.argv[1])
+    if any(item[1].get("device") == "emu" for item in items):
+        emulated.enable(memory_bytes=256 << 20)
+        emulated.set_pace(max_delay=5e-5, seed=rank)
     references = {}
-    for name, engine_options, optimizer_options in json.loads(sys.argv[1]):
+    for name, engine_options, optimizer_options in items:
         case = CASES[name]
         losses, weights, _ = train(case, rank, engine_options, optimizer_options)
         print(json.dumps(["ours", losses, weights]), flush=True)

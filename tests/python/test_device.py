@@ -8,15 +8,15 @@ import torch
 import zinf
 from conftest import process_io
 from models import CASES
+from torch import nn
 from training import (
     LR,
-    STEPS,
     WEIGHT_DECAY,
-    Outcome,
     assert_same,
     build,
-    digest,
+    model_digests,
     optimizer_digests,
+    outcome,
     plain_outcome,
     train,
 )
@@ -29,8 +29,10 @@ PLACEMENTS = {
     "host": {"weights": "host", "states": "host"},
     "nvme": {"weights": "nvme", "states": "nvme"},
     "evict": {"weights": "nvme", "states": "nvme", "evict": "always"},
+    "states on the device": {"device_memory": 64 << 20},
 }
 MODELS = ["mlp", "resnet", "tied", "gpt2", "llama-bf16"]
+STEPS = 6
 
 
 @pytest.fixture(autouse=True)
@@ -51,16 +53,7 @@ def on_device(case):
     return dataclasses.replace(case, batch=lambda *arguments: to_device(case.batch(*arguments)))
 
 
-def host_digests(model):
-    digests = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        digests[f"weight {name}"] = digest(name, parameter.detach().cpu())
-    for name, buffer in model.named_buffers():
-        digests[f"buffer {name}"] = digest(name, buffer.cpu())
-    return digests
-
-
-def run(engine, case, entry):
+def run(engine, case, entry, **options):
     """Trains on the device; the outcome, and the statistics at its end."""
     if entry == "init":
         with engine.init():
@@ -68,12 +61,11 @@ def run(engine, case, entry):
         engine.adopt(model)
     else:
         model = engine.adopt(build(case).to("emu"))
-    arguments = {"lr": LR, "weight_decay": WEIGHT_DECAY, "max_grad_norm": case.max_grad_norm}
+    arguments = {"lr": LR, "weight_decay": WEIGHT_DECAY, "max_grad_norm": case.max_grad_norm, **options}
     optimizer = zinf.AdamW(model.parameters(), **arguments)
-    losses = train(on_device(case), model, optimizer, case.clip_norm)
+    losses = train(on_device(case), model, optimizer, case.clip_norm, STEPS)
     stats = engine.stats()
-    digests = tuple(digest("loss", loss.cpu()) for loss in losses)
-    return Outcome(digests, host_digests(model) | optimizer_digests(optimizer)), stats
+    return outcome(losses, model, optimizer), stats
 
 
 def cases():
@@ -86,13 +78,14 @@ def cases():
             yield pytest.param(name, placement, marks=marks, id=f"{name}-{placement}")
 
 
+@pytest.mark.parametrize("update", ["step", "backward"])
 @pytest.mark.parametrize(("name", "placement"), list(cases()))
-def test_same_bits_as_on_the_cpu(name, placement, nvme):
+def test_same_bits_as_on_the_cpu(name, placement, update, nvme):
     entry = "init" if MODELS.index(name) % 2 else "adopt"
     before = process_io()[1]
     with zinf.Engine(nvme=nvme, audit=placement == "evict", **PLACEMENTS[placement]) as engine:
-        ours, stats = run(engine, CASES[name], entry)
-    assert_same(ours, plain_outcome(name))
+        ours, stats = run(engine, CASES[name], entry, update=update)
+    assert_same(ours, plain_outcome(name, STEPS))
     assert stats["audit_violations"] == 0
     if placement in ("nvme", "evict"):
         assert process_io()[1] - before >= stats["weights_bytes"] * (STEPS - 1)
@@ -106,25 +99,25 @@ def test_release_and_save_on_a_device(nvme, tmp_path):
         model = engine.adopt(build(case).to("emu"))
         optimizer = zinf.AdamW(model.parameters(), lr=LR)
         train(on_device(case), model, optimizer, steps=3)
-        wanted = host_digests(model) | optimizer_digests(optimizer)
+        wanted = model_digests(model) | optimizer_digests(optimizer)
         engine.save(tmp_path / "three")
         train(on_device(case), model, optimizer, steps=2)
         assert engine.load(tmp_path / "three") == (3, None)
-        assert host_digests(model) | optimizer_digests(optimizer) == wanted
+        assert model_digests(model) | optimizer_digests(optimizer) == wanted
         engine.release(model)
         assert engine.stats()["managed"] == 0
-        assert host_digests(model) | optimizer_digests(optimizer) == wanted
+        assert model_digests(model) | optimizer_digests(optimizer) == wanted
 
 
 def test_a_release_that_does_not_fit_is_refused(nvme):
     case = CASES["gpt2"]
-    weights = sum(p.numel() * p.element_size() for p in build(case).parameters())
+    weights = weight_bytes(case)
     with zinf.Engine(nvme=nvme, device_memory=weights // 2) as engine:
         model = engine.adopt(build(case).to("emu"))
-        wanted = host_digests(model)
+        wanted = model_digests(model)
         with pytest.raises(RuntimeError, match="device_memory"):
             engine.release(model)
-        assert host_digests(model) == wanted, "the rest is managed as before"
+        assert model_digests(model) == wanted, "the rest is managed as before"
 
 
 @pytest.mark.parametrize(
@@ -132,8 +125,96 @@ def test_a_release_that_does_not_fit_is_refused(nvme):
 )
 def test_a_device_budget_is_kept(share, nvme):
     case = CASES["gpt2"]
-    weights = sum(p.numel() * p.element_size() for p in build(case).parameters())
+    weights = weight_bytes(case)
     with zinf.Engine(nvme=nvme, device_memory=int(weights * share)) as engine:
         ours, stats = run(engine, case, "adopt")
-    assert_same(ours, plain_outcome("gpt2"))
+    assert_same(ours, plain_outcome("gpt2", STEPS))
     assert 0 < stats["device_peak_resident_bytes"] <= weights * share
+
+
+def weight_bytes(case):
+    return sum(p.numel() * p.element_size() for p in build(case).parameters())
+
+
+@pytest.mark.parametrize("update", ["step", "backward"])
+def test_states_live_on_the_device_as_far_as_they_fit(update, nvme):
+    case = CASES["gpt2"]
+    weights = weight_bytes(case)
+    budget = 3 * weights  # weights, their gradients, and half of the moments
+    with zinf.Engine(nvme=nvme, device_memory=budget) as engine:
+        model = engine.adopt(build(case).to("emu"))
+        optimizer = zinf.AdamW(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, update=update)
+        losses = train(on_device(case), model, optimizer, steps=STEPS)
+        places = {state["exp_avg"].device.type for state in optimizer.state.values()}
+        assert places == {"emu", "cpu"}
+        assert engine.stats()["device_peak_resident_bytes"] <= budget
+        assert_same(outcome(losses, model, optimizer), plain_outcome("gpt2", STEPS))
+
+
+def moments(dtype, device_memory, edit):
+    """Of odd numbers of elements, whose gradients are all that a float can be."""
+    numbers = torch.tensor([0.0, -0.0, 1e-45, -3e-41, 1e-20, 3e38, -3e38, float("inf"), float("nan"), 0.1])
+    device = "cpu" if device_memory is None else "emu"
+    with zinf.Engine(device_memory=device_memory) as engine:
+        torch.manual_seed(1)
+        model = nn.ParameterList([torch.randn(n).to(dtype) for n in (1, 7, 8, 1003, 4096 + 5)])
+        model = engine.adopt(model.to(device))
+        optimizer = zinf.AdamW(model.parameters(), lr=0.1, betas=(0.4, 0.98))
+        for step in range(4):
+            for parameter in model:
+                scale = torch.rand(parameter.numel()).mul(20).sub(10).exp()
+                grad = torch.randn(parameter.numel()) * scale
+                if step == 2:
+                    grad[:10] = numbers[: grad.numel()]
+                parameter.grad = grad.to(dtype).to(device)
+            optimizer.step()
+            if edit and step == 1:
+                with torch.no_grad():
+                    model[3][::5] = 0.3
+        if device == "emu":
+            assert all(state["exp_avg"].device.type == "emu" for state in optimizer.state.values())
+        return model_digests(model) | optimizer_digests(optimizer)
+
+
+@pytest.mark.parametrize("edit", [False, True], ids=["", "edited"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_updates_on_the_device_have_the_bits_of_the_cpus(dtype, edit):
+    assert moments(dtype, 1 << 20, edit) == moments(dtype, None, edit)
+
+
+@pytest.mark.parametrize("update", ["step", "backward"])
+def test_states_on_a_device_are_saved_and_loaded(update, nvme, tmp_path):
+    case = CASES["llama-bf16"]
+    with zinf.Engine(nvme=nvme, device_memory="64MB") as engine:
+        model = engine.adopt(build(case).to("emu"))
+        optimizer = zinf.AdamW(model.parameters(), lr=LR, update=update)
+        train(on_device(case), model, optimizer, steps=2)
+        wanted = model_digests(model) | optimizer_digests(optimizer)
+        engine.save(tmp_path / "two")
+        copy = optimizer.state_dict()
+        train(on_device(case), model, optimizer, steps=1)
+        engine.load(tmp_path / "two")
+        assert model_digests(model) | optimizer_digests(optimizer) == wanted
+        optimizer.load_state_dict(copy)
+        assert optimizer_digests(optimizer) == {k: v for k, v in wanted.items() if k.startswith("state")}
+        assert all(state["exp_avg"].device.type == "emu" for state in optimizer.state.values())
+
+
+@pytest.mark.parametrize("update", ["step", "backward"])
+def test_a_step_does_not_wait_for_the_device(update, nvme):
+    width = 64
+    model = nn.Sequential(*[nn.Linear(width, width) for _ in range(8)])
+    with zinf.Engine(nvme=nvme, states="host") as engine:
+        engine.adopt(model.to("emu"))
+        optimizer = zinf.AdamW(model.parameters(), lr=LR, update=update)
+        x = torch.randn(4, width).to("emu")
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        torch.accelerator.synchronize()
+        emulated.set_pace(flops=2 * 4 * width * width / 0.05)
+        loss.backward()
+        optimizer.step()
+        assert not torch.accelerator.current_stream().query(), "the host has queued all of it"
+        emulated.set_pace()

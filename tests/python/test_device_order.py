@@ -46,10 +46,13 @@ def expected():
     return train(model, torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True), "cpu")
 
 
-def on_device(nvme, **options):
+UPDATES = [{}, {"update": "backward", "micro_batches": 2}]
+
+
+def on_device(nvme, update=UPDATES[0], **options):
     with zinf.Engine(nvme=nvme, weights="host", states="host", **options) as engine:
         model = engine.adopt(build().to("emu"))
-        return train(model, zinf.AdamW(model.parameters(), lr=1e-2), "emu")
+        return train(model, zinf.AdamW(model.parameters(), lr=1e-2, **update), "emu")
 
 
 def slow_copies():
@@ -64,11 +67,12 @@ PACES = {"arrival": slow_copies, "uses": slow_products, "free": slow_products, "
 
 
 @pytest.mark.parametrize("pace", [slow_copies, slow_products])
+@pytest.mark.parametrize("update", UPDATES, ids=["step", "backward"])
 @pytest.mark.parametrize("evict", ["always", "lru"])
-def test_same_bits_on_a_slow_device(pace, evict, expected, nvme):
+def test_same_bits_on_a_slow_device(pace, update, evict, expected, nvme):
     pace()
     options = {"evict": "always"} if evict == "always" else {"device_memory": 3 * WIDE * WIDE * 4}
-    assert on_device(nvme, **options) == expected
+    assert on_device(nvme, update, **options) == expected
 
 
 @pytest.mark.parametrize("wait", PACES)
@@ -84,7 +88,7 @@ def test_a_wait_that_is_skipped_is_missed(wait, expected, nvme):
 def test_same_bits_whatever_the_delays(seed, expected, nvme):
     emulated.set_pace(max_delay=1e-3, seed=seed)
     options = {"evict": "always"} if seed % 2 else {"device_memory": 3 * WIDE * WIDE * 4}
-    assert on_device(nvme, **options) == expected
+    assert on_device(nvme, UPDATES[seed // 2 % 2], **options) == expected
 
 
 def test_same_bits_on_a_stream_of_the_users_own(expected, nvme):

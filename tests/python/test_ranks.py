@@ -69,3 +69,19 @@ def test_models_give_the_reference(size, update):
 def test_variants_give_the_reference(nvme):
     away = {"nvme": nvme, "weights": "nvme", "states": "nvme"}
     check_group(2, [[name, place, options] for name, options in VARIANTS for place in ({}, away)])
+
+
+DEVICE_PLACES = [
+    {"device": "emu"},
+    {"device": "emu", "device_memory": 1 << 20},
+    {"device": "emu", "weights": "nvme", "states": "nvme", "evict": "always"},
+    {"device": "emu", "stage": 2},
+]
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("update", [IN_STEP, IN_BACKWARD], ids=["step", "backward"])
+def test_models_on_a_device_give_the_reference(size, update, nvme):
+    places = [{**place, "nvme": nvme} if "weights" in place else place for place in DEVICE_PLACES]
+    models = ["mlp", "gpt2"] if update else ["mlp", "gpt2", "llama-bf16", "gpt2-max-norm"]
+    check_group(size, [[name, place, update] for place in places for name in models])

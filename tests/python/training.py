@@ -24,7 +24,7 @@ PLACEMENTS = {
 
 def digest(name, tensor):
     """sha256 over name, dtype, shape and bytes."""
-    tensor = tensor.detach().contiguous()
+    tensor = tensor.detach().cpu().contiguous()
     sha = hashlib.sha256(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
     sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
@@ -107,7 +107,7 @@ def train(case, model, optimizer, clip_norm=None, steps=STEPS):
 
 
 @functools.cache
-def plain_outcome(name):
+def plain_outcome(name, steps=STEPS):
     """What plain PyTorch makes of a case: the reference of every placement."""
     case = CASES[name]
     model = build(case)
@@ -115,5 +115,5 @@ def plain_outcome(name):
         optimizer = zinf.AdamW(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
-    losses = train(case, model, optimizer, case.clip_norm or case.max_grad_norm)
+    losses = train(case, model, optimizer, case.clip_norm or case.max_grad_norm, steps)
     return outcome(losses, model, optimizer)

@@ -8,8 +8,8 @@
 namespace zinf {
 namespace {
 
-at::Tensor in_float(const at::Tensor& tensor) {
-  return tensor.detach().to(tensor.options().device(at::kCPU).dtype(at::kFloat),
+at::Tensor in_float(const at::Tensor& tensor, c10::Device device) {
+  return tensor.detach().to(tensor.options().device(device).dtype(at::kFloat),
                             /*non_blocking=*/false, /*copy=*/true);
 }
 
@@ -41,8 +41,10 @@ AdamWState* find_state(const AdamW& optimizer, const at::Tensor& parameter) {
 
 AdamWState& make_state(AdamW& optimizer, const at::Tensor& parameter) {
   auto state = std::make_unique<AdamWState>();
-  state->exp_avg = zeros_for(parameter, "exp_avg");
-  state->exp_avg_sq = zeros_for(parameter, "exp_avg_sq");
+  c10::Device device =
+      states_fit_beside(parameter) ? parameter.device() : at::kCPU;
+  state->exp_avg = zeros_for(parameter, "exp_avg", device);
+  state->exp_avg_sq = zeros_for(parameter, "exp_avg_sq", device);
   if (is_narrow(parameter)) set_master(optimizer, *state, parameter, {});
   AdamWState& made = *state;
   optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
@@ -59,7 +61,8 @@ void set_master(const AdamW& optimizer, AdamWState& state,
     if (value.defined()) state.split->join(kept).copy_(value);
     return;
   }
-  state.master = in_float(value.defined() ? value : kept);
+  state.master =
+      in_float(value.defined() ? value : kept, state.exp_avg.device());
   adopt_state(parameter, state.master, "master");
 }
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/tier/copy_thread.h"
+#include "src/base/task_thread.h"
 #include "tests/support/ok.h"
 #include "zinf/memory_disk.h"
 #include "zinf/residency.h"
@@ -15,10 +15,10 @@
 namespace zinf {
 namespace {
 
-TEST(CopyThread, DoesTasksInOrderAndAllOfThemBeforeItsEnd) {
+TEST(TaskThread, DoesTasksInOrderAndAllOfThemBeforeItsEnd) {
   std::vector<int> seen;
   {
-    CopyThread thread;
+    TaskThread thread;
     for (int i = 0; i < 50; ++i) thread.add([&, i] { seen.push_back(i); });
   }
   ASSERT_EQ(seen.size(), 50u);
@@ -83,6 +83,35 @@ TEST(HostBacking, WhatTheHostRefusedAheadIsReadWhenItIsNeeded) {
   }
   Pin pin = ok(device.pin(b, Use::kRead));
   EXPECT_EQ(pin.bytes()[0], std::byte{2});
+}
+
+// What the wholes of ranks have is not the host's own, and goes on from there.
+TEST(HostBacking, AWholeIsKeptAmongTheWholes) {
+  auto store = store_on(std::make_shared<io::MemoryDisk>());
+  auto slices = store_on(std::make_shared<io::MemoryDisk>());
+  Budget budget = ok(Budget::create("memory", 8 * kBytes));
+  SlabPool pool = ok(SlabPool::create({.budget = &budget}));
+  Residency host(
+      {.allocate = slab_memory(pool), .backing = store_backing(*store)});
+  Residency wholes(
+      {.allocate = slab_memory(pool), .backing = store_backing(*slices)});
+  StateRef whole = ok(wholes.add(spec("a"), Home::kBelow));
+  auto add = [&](const StateSpec&) -> Result<HostState> {
+    return HostState{.state = whole, .whole = true};
+  };
+  Residency device({.allocate = slab_memory(pool),
+                    .backing = host_backing(host, {copy, copy}, add, &wholes)});
+  StateRef state = ok(device.add(spec("a"), Home::kBelow));
+  {
+    Pin pin = ok(device.pin(state, Use::kReplace));
+    std::memset(pin.bytes().data(), 7, kBytes);
+  }
+  ASSERT_TRUE(device.leave(state).ok());
+  EXPECT_EQ(wholes.stats().writes, 1u) << "at once";
+  EXPECT_EQ(host.stats().num_states, 0u);
+  EXPECT_EQ(ok(device.pin(state, Use::kRead)).bytes()[0], std::byte{7});
+  device.remove(state);
+  EXPECT_EQ(wholes.stats().num_states, 1u) << "somebody else removes it";
 }
 
 }  // namespace

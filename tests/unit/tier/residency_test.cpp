@@ -253,6 +253,50 @@ TEST_F(ResidencyTest, GoesTheWholeRound) {
   EXPECT_EQ(states_.stats().writes, 1u);
 }
 
+TEST_F(ResidencyTest, LeavingWaitsUntilTheContentIsBelowAlone) {
+  StateRef ref = add("a");
+  fill(ref, 1);
+  EXPECT_TRUE(states_.leave(ref).ok());
+  EXPECT_EQ(states_.place(ref), kAbsent);
+  EXPECT_TRUE(states_.leave(ref).ok()) << "it has left already";
+  {
+    Pin pin = ok(states_.pin(ref, Use::kRead));
+    EXPECT_EQ(states_.leave(ref).code(), Code::kInvalid) << "it is in use";
+  }
+  EXPECT_EQ(states_.place(ref), kResident) << "and stays after that";
+  EXPECT_TRUE(states_.leave(ref).ok());
+  EXPECT_EQ(states_.stats().writes, 1u);
+  EXPECT_TRUE(holds(ref, 1));
+}
+
+// Else who makes room would wait for more than is needed.
+TEST_F(ResidencyTest, RoomThatAnotherThreadLandsCounts) {
+  StateRef first = add("a");
+  StateRef second = add("b");
+  for (int round = 0; round < 10; ++round) {
+    fill(first, 1);
+    fill(second, 1);
+    auto gate = backing_->close();
+    states_.evict(first);
+    auto closed = backing_->close();
+    states_.evict(second);
+    std::promise<void> begun;
+    auto other = std::async(std::launch::async,
+                            [&] { EXPECT_TRUE(states_.leave(first).ok()); });
+    auto room = std::async(std::launch::async, [&] {
+      begun.set_value();
+      return states_.make_room(kBytes);
+    });
+    begun.get_future().wait();
+    std::this_thread::sleep_for(20ms);  // until both wait
+    gate->open();
+    EXPECT_EQ(room.wait_for(10s), std::future_status::ready)
+        << "it waits for the other one too, round " << round;
+    closed->open();
+    EXPECT_EQ(room.get(), kBytes);
+  }
+}
+
 TEST_F(ResidencyTest, AReaderUsesTheCopyThatIsBeingWritten) {
   StateRef ref = add("a");
   fill(ref, 1);

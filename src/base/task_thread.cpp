@@ -1,4 +1,4 @@
-#include "src/tier/copy_thread.h"
+#include "src/base/task_thread.h"
 
 #include <utility>
 
@@ -6,7 +6,7 @@
 
 namespace zinf {
 
-CopyThread::~CopyThread() {
+TaskThread::~TaskThread() {
   {
     MutexLock lock(mutex_);
     ending_ = true;
@@ -15,7 +15,7 @@ CopyThread::~CopyThread() {
   if (thread_.joinable()) thread_.join();
 }
 
-void CopyThread::add(std::function<void()> task) {
+void TaskThread::add(std::function<void()> task) {
   bool started = false;
   {
     MutexLock lock(mutex_);
@@ -30,7 +30,7 @@ void CopyThread::add(std::function<void()> task) {
   }
 }
 
-void CopyThread::work() {
+void TaskThread::work() {
   while (true) {
     std::function<void()> task;
     {

@@ -11,12 +11,12 @@ namespace zinf {
 
 // Thread-safe. The thread starts with the first task; where the system allows
 // none, add() does the task itself.
-class CopyThread {
+class TaskThread {
  public:
-  CopyThread() = default;
-  ~CopyThread();  // what is queued is done first
-  CopyThread(const CopyThread&) = delete;
-  CopyThread& operator=(const CopyThread&) = delete;
+  TaskThread() = default;
+  ~TaskThread();  // what is queued is done first
+  TaskThread(const TaskThread&) = delete;
+  TaskThread& operator=(const TaskThread&) = delete;
 
   void add(std::function<void()> task) ZINF_EXCLUDES(mutex_);
 
