@@ -1,5 +1,5 @@
 # The two commands: `make demo` and `make test`. Each installs what it needs.
-.PHONY: help setup demo test test-all lint format bench speed ranks bandwidth overlap sweep larger dev asan tsan fuzz wheel clean
+.PHONY: help setup demo test test-all lint format bench speed ranks bandwidth overlap offload cuda-headers sweep larger dev asan tsan fuzz wheel clean
 
 help:
 	@echo "make demo     set up, then run the main job"
@@ -12,12 +12,14 @@ help:
 	@echo "make speed    steps beside plain PyTorch, the disk and DeepSpeed (hours, quiet machine)"
 	@echo "make ranks    two ranks beside FSDP2, DeepSpeed, compute and gloo (quarter of an hour, quiet machine)"
 	@echo "make bandwidth  ranks on slow disks and a slow network (root; ten minutes, quiet machine)"
-	@echo "make overlap  copies to an emulated device behind its computing (three minutes, quiet machine)"
+	@echo "make overlap  copies to an emulated device behind its computing (ten minutes, quiet machine)"
+	@echo "make offload  what NVMe and updates take of ranks with emulated devices (a minute)"
 	@echo "make sweep    budgets from too little to everything: refused or kept (half an hour)"
 	@echo "make larger   1.3 B parameters in a control group of 5 GB (root; half an hour)"
 	@echo "make dev      quick torch-free debug build and its tests"
 	@echo "make asan | tsan   the core's tests under sanitizers"
 	@echo "make fuzz     the store's readers under libFuzzer, 10 s each"
+	@echo "make cuda-headers  compile the adapter against the headers of torch's CUDA wheel (a large download)"
 	@echo "make wheel    a Python wheel in dist/"
 	@echo "make clean    remove build/ (keeps .venv)"
 
@@ -57,6 +59,12 @@ bandwidth: setup
 
 overlap: setup
 	@.venv/bin/python bench/e2e/overlap.py --out bench/reports
+
+offload: setup
+	@.venv/bin/python bench/e2e/offload.py --nvme $${ZINF_PATH:-build} --out bench/reports
+
+cuda-headers: setup
+	@scripts/check_cuda_headers.sh
 
 sweep: setup
 	@.venv/bin/python bench/e2e/budget_sweep.py --nvme $${ZINF_PATH:-build}
