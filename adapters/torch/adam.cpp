@@ -80,7 +80,12 @@ void prefetch(const AdamItem& item) {
   if (item.split != nullptr) item.split->prefetch();
   for (const at::Tensor* tensor : {&tensors.weight, &tensors.grad,
                                    &tensors.exp_avg, &tensors.exp_avg_sq}) {
-    if (Unit* unit = Unit::of(*tensor)) unit->prefetch();
+    // What is on a device leaves it for an update on the host.
+    Unit* unit = Unit::of(*tensor);
+    if (unit == nullptr || tensor->device() != tensors.exp_avg.device()) {
+      continue;
+    }
+    unit->prefetch();
   }
   for (const auto* tensor : {&tensors.master, &tensors.low}) {
     if (!tensor->has_value()) continue;
@@ -105,7 +110,11 @@ Status update_through_copies(const AdamOptions& options, const AdamStep& step,
   tensors.weight = weight.cpu();
   tensors.grad = tensors.grad.cpu();
   ZINF_TRY(adam_update(options, step, tensors, pool));
-  weight.copy_(tensors.weight);
+  try {
+    weight.copy_(tensors.weight);
+  } catch (const std::exception& error) {  // the update is made: not again
+    return Status::error(Code::kIo, error.what());
+  }
   return {};
 }
 
@@ -122,6 +131,11 @@ Status update_on_host(const AdamOptions& options, const AdamStep& step,
     Result<Pin> weight_pin = grad_pin.ok() ? weight->pin_on_host(Use::kChange)
                                            : Result<Pin>(grad_pin.status());
     if (weight_pin.status().code() == Code::kInvalid) {  // somebody uses it
+      // A thread of ours does not know on which stream: whoever needs it next
+      // tries again.
+      if (HostTier::on_own_thread()) {
+        return Status::error(Code::kOverBudget, weight_pin.status().text());
+      }
       return update_through_copies(options, step, tensors, pool);
     }
     ZINF_TRY(weight_pin.status());

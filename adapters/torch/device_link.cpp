@@ -214,14 +214,16 @@ void DeviceLink::drop_staging() {
   }
 }
 
-void DeviceLink::follow_uses(const std::byte* block) {
+void DeviceLink::follow_uses(const std::byte* block, c10::Stream copies) {
   std::lock_guard lock(mutex_);
   auto known = blocks_.find(block);
   if (known == blocks_.end()) return;
   Uses& uses = known->second;
-  if (uses.arrival && !skipped(DeviceWait::kArrival)) uses.arrival->block(out_);
+  if (uses.arrival && !skipped(DeviceWait::kArrival)) {
+    uses.arrival->block(copies);
+  }
   if (skipped(DeviceWait::kUses)) return;
-  for (StreamUse& use : uses.streams) end_of(use).block(out_);
+  for (StreamUse& use : uses.streams) end_of(use).block(copies);
 }
 
 c10::DataPtr DeviceLink::pinned_memory(std::size_t bytes) const {
@@ -300,6 +302,7 @@ void DeviceLink::to_host_in_pieces(std::span<std::byte> host,
 Status DeviceLink::to_device(std::span<std::byte> device,
                              std::span<const std::byte> host) {
   try {
+    follow_uses(device.data(), in_);  // none, where it is new
     to_device_in_pieces(device, host);
     return {};
   } catch (const std::exception& error) {
@@ -310,7 +313,7 @@ Status DeviceLink::to_device(std::span<std::byte> device,
 Status DeviceLink::to_host(std::span<std::byte> host,
                            std::span<const std::byte> device) {
   try {
-    follow_uses(device.data());
+    follow_uses(device.data(), out_);
     to_host_in_pieces(host, device);
     return {};
   } catch (const std::exception& error) {

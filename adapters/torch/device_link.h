@@ -6,7 +6,8 @@
 // right; those on the device's side cost the host nothing:
 //
 //   kArrival  whoever computes with a block waits for the copy that fills it
-//   kUses     the copy of a block to the host waits for who computes with it
+//   kUses     the copy of a block to the host, or over it, waits for who
+//             computes with it
 //   kFree     copies into memory that was freed wait for who computed with it
 //   kStaging  staging memory is used again when the copy out of it is done:
 //   here
@@ -116,8 +117,8 @@ class DeviceLink : public std::enable_shared_from_this<DeviceLink> {
                            std::span<const std::byte> host);
   void to_host_in_pieces(std::span<std::byte> host,
                          std::span<const std::byte> device);
-  // The copies to the host wait for all that the block is used for.
-  void follow_uses(const std::byte* block);
+  // A stream of copies waits for all that the block is used for.
+  void follow_uses(const std::byte* block, c10::Stream copies);
   c10::Stream current_stream() const;
 
   const c10::Device device_;

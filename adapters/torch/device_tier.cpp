@@ -67,10 +67,11 @@ Result<HostState> DeviceTier::add_below(const StateSpec& spec) {
   if (opening_) return HostState{.state = *opening_, .whole = true};
   Role role = role_of(spec);
   Residency& host = host_.residency();
-  Home near = host.has_backing() ? Home::kBelow : Home::kMemory;
-  ZINF_ASSIGN(StateRef state, role == Role::kGrad
-                                  ? host.add(spec, near)
-                                  : host_.add(spec, role, nullptr));
+  bool away = host_.home_of(role) == Home::kAway;
+  ZINF_ASSIGN(StateRef state,
+              role == Role::kGrad && away
+                  ? host.add(spec, Home::kBelow, nullptr, Worth::kHigh)
+                  : host_.add(spec, role, nullptr));
   return HostState{state};
 }
 

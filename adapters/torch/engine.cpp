@@ -271,7 +271,9 @@ at::Tensor shard_grad_of(const at::Tensor& parameter) {
   auto begin = static_cast<std::int64_t>(shard.mine.begin);
   auto end = static_cast<std::int64_t>(shard.mine.end);
   at::Tensor dense = matching(grad.detach(), parameter.detach());
-  return dense.as_strided({dense.numel()}, {1}).slice(0, begin, end).clone();
+  return dense.as_strided({dense.numel()}, {1})
+      .slice(0, begin, end)
+      .to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
 }
 
 bool is_consumed(const at::Tensor& grad) {

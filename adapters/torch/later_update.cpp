@@ -131,7 +131,11 @@ std::shared_ptr<LaterUpdate> LaterUpdate::put_off(const AdamOptions& options,
     return nullptr;
   }
   bool on_device = !tensors.weight.is_cpu();
-  if (on_device) adopt_gradient(tensors, users);
+  if (on_device) {
+    // What the queue's thread has left, the last step's gradient among it.
+    if (Unit* unit = Unit::of(tensors.weight)) unit->manager()->reap();
+    adopt_gradient(tensors, users);
+  }
   at::Tensor low = item.split == nullptr ? at::Tensor() : item.split->low();
   std::vector<Unit*> units = units_of(item, low);
   for (Unit* unit : units) {
@@ -141,7 +145,6 @@ std::shared_ptr<LaterUpdate> LaterUpdate::put_off(const AdamOptions& options,
   Manager& manager = *units[0]->manager();
   if (on_device ? !manager.usable() : !manager.may_wait(bytes)) return nullptr;
   for (Unit* unit : units) unit->settle();  // of an older step, or another
-  if (on_device) manager.reap();            // what the queue's thread has left
   std::shared_ptr<LaterUpdate> later(
       new LaterUpdate(options, step, item, bytes, units[0]->manager()));
   manager.note_later(1);
@@ -179,6 +182,7 @@ bool LaterUpdate::run() {
     update(tensor);
   }
   ended = end();
+  tensor.reset();  // nobody shall count it among the users of its storage
   // To let go of tensors may need the GIL, and whoever has that may wait for
   // this thread.
   if (HostTier::on_own_thread()) {

@@ -13,12 +13,13 @@
 // not put off; when activations grow more than ever before, all that waits is
 // done while it fits.
 //
-// Where weights are on a device, every update is put off, also one inside
-// backward, and a thread makes them (update_queue.h): the host waits for no
-// gradient while there is more to compute. The gradient goes to the host as
-// soon as it is complete, the weight is changed in the host's memory, and what
-// the device has of it is dropped before: it comes back when it is used, or at
-// once where there is room for everything.
+// Where weights are on a device and states on the host, updates are put off
+// whatever they take, also inside backward, and a thread makes them
+// (update_queue.h): the host waits for no gradient while there is more to
+// compute. The gradient goes to the host as soon as it is complete, the weight
+// is changed in the host's memory, and what the device has of it is dropped
+// before: it comes back when it is used, or at once where there is room for
+// everything.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -360,7 +360,7 @@ void Manager::close() {
 }
 
 void Manager::unlink_files() {
-  if (!in_forked_child() && num_later_ > 0) UpdateQueue::instance().wait();
+  if (!in_forked_child()) UpdateQueue::instance().wait();
   if (!in_forked_child() && tier_ != nullptr) tier_->unlink_files();
 }
 

@@ -154,7 +154,7 @@ class Ranks {
   class Pass;
   struct Sent {
     at::Tensor grad;
-    std::shared_ptr<Pin> pin;  // of one that was on a device
+    Pin pin;  // of one that was on a device
     std::unique_ptr<Move> move;
   };
 
@@ -182,6 +182,8 @@ class Ranks {
 
   void make_up_pass(Update update, const std::string& how);
   void enter_pass();
+  void check_device(const at::Tensor& parameter);
+  void end_thread();  // of the pass
   void leave_pass();  // all of it went well
   void end_pass();
   void put_back();
@@ -243,6 +245,8 @@ class Ranks {
   std::atomic<std::uint64_t> step_begin_ = 0;  // the first of this step
   // That makes updates: it does not wait for them.
   std::atomic<std::thread::id> updater_ = {};
+  static constexpr int kNoDevice = -1;
+  std::atomic<int> pass_device_ = kNoDevice;  // the type of its device
 };
 
 }  // namespace zinf

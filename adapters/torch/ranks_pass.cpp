@@ -110,10 +110,16 @@ void Ranks::enter_pass() {
       [pass] { pass->end(); });
 }
 
+void Ranks::end_thread() {
+  updater_ = std::thread::id();
+  pass_device_ = kNoDevice;
+}
+
 void Ranks::before_gradient(const at::Tensor& parameter) {
   Unit* unit = Unit::of(parameter);
   if (unit == nullptr || unit->shard() == nullptr) return;
   const std::shared_ptr<Shard>& shard = unit->shard();
+  check_device(parameter);
   enter_pass();
   shard->set_parameter(parameter);
   if (!seen_.insert(shard).second) return;  // another type had a hook too
@@ -125,6 +131,17 @@ void Ranks::before_gradient(const at::Tensor& parameter) {
     return;
   }
   release_kept(*shard);
+}
+
+// Autograd has a thread for each device, and a pass is one thread's.
+void Ranks::check_device(const at::Tensor& parameter) {
+  const int own = static_cast<int>(parameter.device().type());
+  int first = kNoDevice;
+  if (pass_device_.compare_exchange_strong(first, own) || first == own) return;
+  refuse_pass(Unit::of(parameter)->name() + " is on " +
+              parameter.device().str() +
+              ", other parameters are not: over several ranks a model must be "
+              "on one device");
 }
 
 void Ranks::release_kept(Shard& shard) {
@@ -198,11 +215,9 @@ void Ranks::send_next() {
   wait_for_sent(kSentBytes);
   Result<Pin> pin = Unit::of(grad)->pin_on_host(Use::kRead);
   throw_if_error(pin.status());
-  auto held = std::make_shared<Pin>(std::move(pin).value());
   sent_bytes_ += grad.nbytes();
-  auto move =
-      gather_->exchange().push(shard->grad_unit, number_, held->bytes());
-  sent_.push_back({std::move(grad), std::move(held), std::move(move)});
+  auto move = gather_->exchange().push(shard->grad_unit, number_, pin->bytes());
+  sent_.push_back({std::move(grad), std::move(pin).value(), std::move(move)});
 }
 
 void Ranks::send(Shard& shard, const at::Tensor& parameter,
@@ -220,7 +235,7 @@ void Ranks::send(Shard& shard, const at::Tensor& parameter,
     return;
   }
   sent_bytes_ += bytes.size();
-  sent_.push_back({grad, nullptr, std::move(move)});
+  sent_.push_back({grad, {}, std::move(move)});
 }
 
 void Ranks::wait_for_sent(std::uint64_t most_bytes) {
@@ -351,7 +366,7 @@ void Ranks::leave_pass() {
   // torch.autograd.grad() asks without accumulating.
   if (!reduced_.empty()) return end_pass();
   put_back();
-  updater_ = std::thread::id();
+  end_thread();
 }
 
 // Gradients that this pass has not reached.
@@ -410,7 +425,7 @@ void Ranks::end_pass() {
   updates_ = false;
   if (ended) step_begin_ = number_.load();
   reduced_.clear();
-  updater_ = std::thread::id();
+  end_thread();
   if (ended) gather_->end_step();
 }
 
@@ -443,7 +458,7 @@ void Ranks::update_complete(const std::shared_ptr<Shard>& shard) {
 void Ranks::abandon_pass() {
   seen_.clear();
   reduced_.clear();
-  updater_ = std::thread::id();
+  end_thread();
   leaving_.clear();
   sent_.clear();
   sent_bytes_ = 0;
@@ -545,7 +560,7 @@ void Ranks::end_step(const std::vector<at::Tensor>& updated) {
     }
     changed_.notify_all();
   }
-  updater_ = std::thread::id();
+  end_thread();
   count_pass();
   since_step_ = 0;
   for (const at::Tensor& parameter : updated) {

@@ -17,6 +17,7 @@
 #include "adapters/torch/manager.h"
 #include "adapters/torch/ranks.h"
 #include "src/base/align.h"
+#include "src/base/check.h"
 #include "zinf/log.h"
 
 namespace zinf {
@@ -380,10 +381,13 @@ void Unit::outdate_on_device() {
 void Unit::keep_change() {
   if (link_ == nullptr) return residency_.write(state_);
   Status status = residency_.leave(state_);
-  if (!status.ok()) shard_->ranks.fail(status);
+  bool copied = status.ok() || residency_.place(state_) == Place::kResident;
+  if (!copied) shard_->ranks.fail(status);
 }
 
 Result<Pin> Unit::pin_on_host(Use use) {
+  ZINF_CHECK(link_ != nullptr && shard_ == nullptr, "%s is the host's",
+             name().c_str());
   ZINF_TRY(residency_.leave(state_));
   return manager_->tier().residency().pin({residency_.below(state_)}, use);
 }
@@ -461,10 +465,14 @@ void Unit::settle() {
     later = later_.lock();
   }
   if (later != nullptr && !later->run()) return;
-  std::lock_guard lock(known_mutex_);
-  if (later_.lock() != later) return;  // another one came meanwhile
-  own_later_.reset();                  // not the last reference
-  has_later_ = false;
+  {
+    std::lock_guard lock(known_mutex_);
+    if (later_.lock() != later) return;  // another one came meanwhile
+    own_later_.reset();                  // not the last reference
+    has_later_ = false;
+  }
+  // The gradient, if the queue's thread has made it.
+  if (link_ != nullptr && !HostTier::on_own_thread()) manager_->reap();
 }
 
 Status Unit::settled() {

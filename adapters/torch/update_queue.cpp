@@ -11,8 +11,8 @@
 namespace zinf {
 namespace {
 
-constexpr std::size_t kAhead =
-    2;  // whose gradients and states are on their way
+// Whose gradients and states are on their way.
+constexpr std::size_t kAhead = 2;
 
 }  // namespace
 
@@ -25,6 +25,7 @@ void UpdateQueue::add(const std::shared_ptr<LaterUpdate>& update) {
   bool soon = false;
   {
     std::lock_guard lock(mutex_);
+    used_ = true;
     waiting_.push_back(update);
     soon = waiting_.size() <= kAhead;
   }
@@ -41,10 +42,10 @@ void UpdateQueue::run_next() {
     }
     waiting_.pop_front();
   }
-  for (const auto& update : next) {
-    if (update != nullptr) update->prepare();
-  }
   try {
+    for (const auto& update : next) {
+      if (update != nullptr) update->prepare();
+    }
     if (next[0] != nullptr) next[0]->run();
   } catch (const std::exception& error) {  // whoever uses the weight is told
     log(LogLevel::kDebug, "an update waits on: %s", error.what());
@@ -52,6 +53,10 @@ void UpdateQueue::run_next() {
 }
 
 void UpdateQueue::wait() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!used_) return;
+  }
   std::promise<void> done;
   thread_.add([&done] { done.set_value(); });
   done.get_future().wait();

@@ -29,8 +29,10 @@ class UpdateQueue {
   UpdateQueue() = default;
   void run_next();
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // for what follows
+  bool used_ = false;
   std::deque<std::weak_ptr<LaterUpdate>> waiting_;
+
   TaskThread thread_;
 };
 

@@ -39,6 +39,7 @@ class Side:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None = None
+    engine: zinf.Engine | None = None
 
     def steps(self, x: torch.Tensor, count: int) -> float:
         """Seconds of a step."""
@@ -49,6 +50,8 @@ class Side:
                 self.optimizer.step()
             self.model.zero_grad()
         torch.accelerator.synchronize()
+        while self.engine is not None and self.engine.stats()["updates_waiting"]:
+            time.sleep(1e-3)
         return (time.perf_counter() - begin) / count
 
 
@@ -62,7 +65,7 @@ def managed(prefetch: bool) -> Iterator[Side]:
     os.environ["ZINF_PREFETCH"] = "1" if prefetch else "0"
     with zinf.Engine(weights="host", states="host", device_memory=2 * ROOM * WEIGHT_BYTES) as engine:
         model = engine.adopt(build().to("emu"))
-        yield Side(model, zinf.AdamW(model.parameters(), lr=1e-6, update="backward"))
+        yield Side(model, zinf.AdamW(model.parameters(), lr=1e-6, update="backward"), engine)
 
 
 def measure(sides: list[Side], x: torch.Tensor, turns: int, say: Callable[[str], None]) -> list[list[float]]:

@@ -246,7 +246,8 @@ class Residency {
   // written first, in the background. Nothing happens to a home of kMemory.
   void evict(StateRef state);
   // The same, and waits: then its content is below alone, and stays there until
-  // somebody wants it. What its write has met; kInvalid when it is in use.
+  // somebody wants it. What its write has met (after kOverBudget it is in
+  // memory as before); kInvalid when it is in use.
   Status leave(StateRef state);
 
   // Drops states, in the order of their Worth, until so many bytes were given

@@ -477,6 +477,9 @@ Status Residency::Impl::leave_and_wait(StateRef ref) {
   if (state.place == kAbsent) return {};
   if (state.place == kFailed) return state.error.in(state.spec.name());
   state.leaving = false;
+  if (state.place == kDirty && state.pins == 0 && !refusal_.ok()) {
+    return refusal_.in(state.spec.name());
+  }
   return Status::error(Code::kInvalid,
                        state.spec.name() + " cannot leave memory: it is " +
                            std::string(place_name(state.place)));
@@ -532,6 +535,11 @@ std::uint64_t Residency::Impl::land(StateRef ref, const Status& outcome) {
     move_to(state, kAbsent);  // whoever needs it tries again
     give_memory(state);
     return state.spec.bytes;
+  }
+  if (!reading && outcome.code() == Code::kOverBudget) {
+    move_to(state, kDirty);  // there is no room below now
+    refusal_ = outcome;
+    return 0;
   }
   if (!outcome.ok()) {
     move_to(state, kFailed);

@@ -1,6 +1,8 @@
 """Models on the emulated device: its memory is not the host's, and the bits are the CPU's."""
 
 import dataclasses
+import subprocess
+import sys
 import zlib
 
 import pytest
@@ -151,11 +153,10 @@ def test_states_live_on_the_device_as_far_as_they_fit(update, nvme):
         assert_same(outcome(losses, model, optimizer), plain_outcome("gpt2", STEPS))
 
 
-def moments(dtype, device_memory, edit):
+def moments(dtype, device, states, edit):
     """Of odd numbers of elements, whose gradients are all that a float can be."""
     numbers = torch.tensor([0.0, -0.0, 1e-45, -3e-41, 1e-20, 3e38, -3e38, float("inf"), float("nan"), 0.1])
-    device = "cpu" if device_memory is None else "emu"
-    with zinf.Engine(device_memory=device_memory) as engine:
+    with zinf.Engine(device_memory="1MB" if states == "emu" else None) as engine:
         torch.manual_seed(1)
         model = nn.ParameterList([torch.randn(n).to(dtype) for n in (1, 7, 8, 1003, 4096 + 5)])
         model = engine.adopt(model.to(device))
@@ -171,15 +172,16 @@ def moments(dtype, device_memory, edit):
             if edit and step == 1:
                 with torch.no_grad():
                     model[3][::5] = 0.3
-        if device == "emu":
-            assert all(state["exp_avg"].device.type == "emu" for state in optimizer.state.values())
+        assert all(state["exp_avg"].device.type == states for state in optimizer.state.values())
         return model_digests(model) | optimizer_digests(optimizer)
 
 
 @pytest.mark.parametrize("edit", [False, True], ids=["", "edited"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_updates_on_the_device_have_the_bits_of_the_cpus(dtype, edit):
-    assert moments(dtype, 1 << 20, edit) == moments(dtype, None, edit)
+def test_updates_of_a_device_have_the_bits_of_the_cpus(dtype, edit):
+    expected = moments(dtype, "cpu", "cpu", edit)
+    assert moments(dtype, "emu", "emu", edit) == expected
+    assert moments(dtype, "emu", "cpu", edit) == expected
 
 
 @pytest.mark.parametrize("update", ["step", "backward"])
@@ -218,3 +220,59 @@ def test_a_step_does_not_wait_for_the_device(update, nvme):
         optimizer.step()
         assert not torch.accelerator.current_stream().query(), "the host has queued all of it"
         emulated.set_pace()
+
+
+def test_an_update_that_the_host_has_no_room_for_is_made_later():
+    """Nothing is lost: whoever uses the weight is told, and it is there when there is room again."""
+    elements = 1 << 20
+    parameter = nn.Parameter(torch.ones(elements).to("emu"))
+    model = nn.ParameterList([parameter])
+    with zinf.Engine(host_memory="40MB") as engine:
+        engine.adopt(model)
+        optimizer = zinf.AdamW(model.parameters(), lr=0.5)
+        grads = [torch.full((elements,), 2.0).to("emu") for _ in range(2)]
+        parameter.grad = grads.pop()
+        optimizer.step()  # makes the states
+        parameter.sum().item()
+        parameter.grad = None
+        held = torch.empty(10 << 20, dtype=torch.uint8)
+        parameter.grad = grads.pop()
+        with pytest.raises((zinf.BudgetError, RuntimeError), match="host_memory"):
+            optimizer.step()
+            parameter.sum().item()
+        del held
+        plain = nn.Parameter(torch.ones(1))
+        other = torch.optim.AdamW([plain], lr=0.5, fused=True)
+        for _ in range(2):
+            plain.grad = torch.full((1,), 2.0)
+            other.step()
+        assert parameter[0].item() == plain.item()
+
+
+@pytest.mark.parametrize("end", ["close", "exit", "del"])
+def test_an_end_with_updates_under_way(end):
+    """Of an engine or of the process: nothing hangs and nothing crashes."""
+    script = f"""
+import gc, torch, zinf
+from zinf import emulated
+emulated.enable(memory_bytes=256 << 20)
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)]).to("emu")
+engine = zinf.Engine()
+engine.adopt(model)
+optimizer = zinf.AdamW(model.parameters(), lr=1e-3, update="backward")
+x = torch.randn(4, 256).to("emu")
+for _ in range(2):
+    emulated.set_pace(max_delay=1e-3)
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if {end!r} == "close":
+    engine.close()
+    print(model[0].weight.sum().item())
+if {end!r} == "del":
+    del model, optimizer, engine, x
+    gc.collect()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr

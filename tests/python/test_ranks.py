@@ -85,3 +85,60 @@ def test_models_on_a_device_give_the_reference(size, update, nvme):
     places = [{**place, "nvme": nvme} if "weights" in place else place for place in DEVICE_PLACES]
     models = ["mlp", "gpt2"] if update else ["mlp", "gpt2", "llama-bf16", "gpt2-max-norm"]
     check_group(size, [[name, place, update] for place in places for name in models])
+
+
+OWN_GRADIENT = """
+import sys, torch, zinf
+import torch.distributed as dist
+from zinf import emulated
+
+torch.set_num_threads(1)
+emulated.enable(memory_bytes=64 << 20)
+dist.init_process_group("gloo")
+hashes = []
+for device in ("cpu", "emu"):
+    with zinf.Engine() as engine:
+        torch.manual_seed(0)
+        model = engine.adopt(torch.nn.Linear(33, 17).to(device))
+        optimizer = zinf.AdamW(model.parameters(), lr=1e-2, max_grad_norm=1.0)
+        for step in range(3):
+            x = torch.randn(4, 33, generator=torch.Generator().manual_seed(step + dist.get_rank()))
+            model(x.to(device)).square().sum().backward()
+            for parameter in model.parameters():
+                parameter.grad = parameter.grad * 0.5
+            model.weight.data_ptr()  # somebody has its address
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                model.weight.mul_(0.9)
+        hashes.append([p.detach().cpu().double().sum().item() for p in model.parameters()])
+assert hashes[0] == hashes[1], hashes
+dist.destroy_process_group()
+"""
+
+
+def test_own_gradients_and_edits_on_a_device_are_those_of_the_cpu():
+    run_ranks(2, OWN_GRADIENT)
+
+
+MIXED = """
+import torch, zinf
+import torch.distributed as dist
+from zinf import emulated
+
+emulated.enable(memory_bytes=64 << 20)
+dist.init_process_group("gloo")
+engine = zinf.Engine()
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8).to("emu"))
+engine.adopt(model)
+try:
+    model[1](model[0](torch.ones(2, 8)).to("emu")).sum().backward()
+except RuntimeError as error:
+    assert "must be on one device" in str(error), error
+else:
+    raise AssertionError("it was not refused")
+"""
+
+
+def test_a_model_on_two_devices_is_refused_with_ranks():
+    run_ranks(2, MIXED)

@@ -85,6 +85,30 @@ TEST(HostBacking, WhatTheHostRefusedAheadIsReadWhenItIsNeeded) {
   EXPECT_EQ(pin.bytes()[0], std::byte{2});
 }
 
+// New content for which the host has no room stays where it is.
+TEST(HostBacking, WhatTheHostRefusedToTakeIsTakenLater) {
+  Budget host_budget = ok(Budget::create("host", kBytes));
+  Budget device_budget = ok(Budget::create("device", kBytes));
+  SlabPool host_pool = ok(SlabPool::create({.budget = &host_budget}));
+  SlabPool device_pool = ok(SlabPool::create({.budget = &device_budget}));
+  Residency host({.allocate = slab_memory(host_pool), .backing = nullptr});
+  Residency device({.allocate = slab_memory(device_pool),
+                    .backing = host_backing(host, {copy, copy})});
+  StateRef state = ok(device.add(spec("a"), Home::kBelow));
+  {
+    Pin pin = ok(device.pin(state, Use::kReplace));
+    std::memset(pin.bytes().data(), 5, kBytes);
+  }
+  StateRef other = ok(host.add(spec("other"), Home::kMemory));
+  (void)ok(host.pin(other, Use::kReplace));  // all that the host has
+  EXPECT_EQ(device.leave(state).code(), Code::kOverBudget);
+  EXPECT_EQ(device.place(state), Place::kDirty);
+  EXPECT_EQ(ok(device.pin(state, Use::kRead)).bytes()[0], std::byte{5});
+  host.remove(other);
+  EXPECT_TRUE(device.leave(state).ok());
+  EXPECT_EQ(ok(device.pin(state, Use::kRead)).bytes()[0], std::byte{5});
+}
+
 // What the wholes of ranks have is not the host's own, and goes on from there.
 TEST(HostBacking, AWholeIsKeptAmongTheWholes) {
   auto store = store_on(std::make_shared<io::MemoryDisk>());
