@@ -35,6 +35,7 @@ std::string nearest_name(std::string_view name,
     bool part = name.size() >= 3 && candidate.find(name) != std::string::npos;
     if (part && best.empty()) {
       best = candidate;
+      best_distance = std::min(best_distance, distance);
       continue;
     }
     if (distance < best_distance) {

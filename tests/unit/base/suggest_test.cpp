@@ -15,6 +15,11 @@ TEST(Suggest, FindsTheNearestKnownName) {
   EXPECT_EQ(nearest_name("back", known), "--backend");
 }
 
+TEST(Suggest, ANameThatOnlyMissesItsEndIsNotDisplacedByAFartherOne) {
+  std::vector<std::string> known = {"dgx-a100", "dgx-h100"};
+  EXPECT_EQ(nearest_name("dgx-a10", known), "dgx-a100");
+}
+
 TEST(Suggest, SaysNothingWhenNothingIsNear) {
   std::vector<std::string> known = {"bench", "tune"};
   EXPECT_EQ(nearest_name("elephants", known), "");
