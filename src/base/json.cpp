@@ -39,6 +39,13 @@ std::string list_of(const std::vector<T>& list, Text text) {
   return "[" + all + "]";
 }
 
+std::string number_text(double value) {
+  if (!std::isfinite(value)) return "null";
+  std::array<char, 32> text{};  // the shortest that reads back as `value`
+  auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
+  return {text.data(), end};
+}
+
 }  // namespace
 
 std::string json_quoted(std::string_view text) {
@@ -85,10 +92,7 @@ JsonObject& JsonObject::add(std::string_view name, std::uint64_t value) {
 }
 
 JsonObject& JsonObject::add(std::string_view name, double value) {
-  if (!std::isfinite(value)) return add_raw(name, "null");
-  std::array<char, 32> text{};  // the shortest that reads back as `value`
-  auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
-  return add_raw(name, std::string(text.data(), end));
+  return add_raw(name, number_text(value));
 }
 
 JsonObject& JsonObject::add(std::string_view name,
@@ -112,6 +116,11 @@ JsonObject& JsonObject::add(std::string_view name,
   return add_raw(name, list_of(list, [](std::uint64_t one) {
                    return std::to_string(one);
                  }));
+}
+
+JsonObject& JsonObject::add(std::string_view name,
+                            const std::vector<double>& list) {
+  return add_raw(name, list_of(list, number_text));
 }
 
 }  // namespace zinf

@@ -29,6 +29,7 @@ class JsonObject {
   JsonObject& add(std::string_view name, const std::vector<std::string>& list);
   JsonObject& add(std::string_view name,
                   const std::vector<std::uint64_t>& list);
+  JsonObject& add(std::string_view name, const std::vector<double>& list);
 
   std::string text() const { return "{" + members_ + "}"; }
 

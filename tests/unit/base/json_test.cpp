@@ -31,6 +31,8 @@ TEST(Json, GivesNumbersInFull) {
     EXPECT_EQ(nlohmann::json::parse(json)["x"].get<double>(), number) << json;
   }
   EXPECT_EQ(JsonObject().add("x", 0.1).text(), R"({"x": 0.1})");
+  EXPECT_EQ(JsonObject().add("x", std::vector<double>{0.1, 2}).text(),
+            R"({"x": [0.1, 2]})");
 }
 
 TEST(Json, ReplacesWhatIsNotUtf8) {
