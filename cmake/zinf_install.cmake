@@ -3,7 +3,7 @@
 # Nothing in it needs Python.
 include(CMakePackageConfigHelpers)
 set(package lib/cmake/zinf)
-set(parts base io mem optim sched shard tier engine)
+set(parts base io mem optim sched plan shard tier engine)
 set(headers ${PROJECT_SOURCE_DIR}/include/zinf)
 if(ZINF_TORCH)
   list(APPEND parts torch)
