@@ -2,9 +2,9 @@
 // section 6 asks for.
 //   - Gathers and reads are hidden: with them figure 6d's gains are what the
 //     network's bytes take.
-//   - Copies of gradients to the host are not, and carry fp32: in figure 6c
-//     ZeRO-Offload's backward takes the compute and 4 bytes per parameter
-//     through one link.
+//   - Copies of gradients to the host are not, nor the sums that they wait for,
+//     and they carry fp32: in figure 6c ZeRO-Offload's backward takes the
+//     compute and 4 bytes per parameter through one link.
 //   - Copies of activations are not: figure 6e.
 //   - The optimizer runs after backward, at the speed of NVMe; reads and writes
 //     go on at once (figure 5c: otherwise 1T would reach 22 TFLOPS, not 27).
