@@ -1,6 +1,7 @@
 // The command line: every command and option, in one place. (CLI11 takes
 // seconds to compile, so no other file includes it.)
 #include <CLI/CLI.hpp>
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -119,6 +120,69 @@ void add_checkpoint(CLI::App& root, Action& action) {
                   "Also those that hold kept versions or cannot be read");
 }
 
+// What a plan takes of the names in zinf/what_if.h.
+constexpr std::array<std::array<const char*, 3>, 12> kPlanChanges = {
+    {{"--nodes", "nodes", "How many nodes"},
+     {"--devices-per-node", "devices_per_node", "Devices of a node"},
+     {"--batch", "batch", "Samples per device and step (1)"},
+     {"--micro-batches", "micro_batches", "Parts of it (as few as fit)"},
+     {"--tiles", "tiles", "Parts in which the largest operators run (1)"},
+     {"--device-memory", "device_memory", "Budget of a device"},
+     {"--host-memory", "host_memory", "Budget of a process"},
+     {"--nvme-bytes", "nvme_bytes", "Space of a process; 0: no NVMe"},
+     {"--activation-bytes", "activation_bytes",
+      "With --no-recompute: of a step's batch, measured"},
+     {"--achieved", "achieved", "Share of the peak that a step reaches (0.4)"},
+     {"--peak-flops", "peak_flops", "Of a device, dense"},
+     {"--price", "price", "Of a device and hour, in your currency"}}};
+
+void add_plan_model(CLI::App& app, PlanArguments& args) {
+  app.add_option("model", args.model,
+                 "A config.json, a folder with one, or a .safetensors file")
+      ->type_name("PATH");
+  app.add_option("--layers", args.layers, "Instead of a model: its blocks");
+  app.add_option("--hidden", args.hidden, "Its hidden size");
+  app.add_option("--heads", args.heads, "Its attention heads");
+  app.add_option("--vocab", args.vocab, "Its vocabulary (0: not counted)");
+  app.add_option("--seq", args.seq,
+                 "Tokens of a sample (the model's, or 1024)");
+}
+
+void add_plan(CLI::App& root, Action& action) {
+  CLI::App* app = root.add_subcommand(
+      "plan", "What fits, where it goes and how fast it trains, beforehand");
+  auto args = std::make_shared<PlanArguments>();
+  add_plan_model(*app, *args);
+  app->add_option("--cluster", args->cluster,
+                  "dgx2-v100, dgx-a100, dgx-h100, gh200, rtx4090-workstation, "
+                  "a JSON file, or this: this machine, measured now")
+      ->capture_default_str();
+  app->add_option("--path", args->path,
+                  "With --cluster this: a directory on the disk to measure")
+      ->capture_default_str()
+      ->type_name("PATH");
+  for (const auto& [option, name, help] : kPlanChanges) {
+    auto change = [args, key = name](const std::string& value) {
+      args->changes.emplace_back(key, value);
+    };
+    app->add_option_function<std::string>(option, change, help)
+        ->type_name("VALUE");
+  }
+  app->add_option("--precision", args->precision,
+                  "bf16, bf16-split (masters in 16 bits more) or fp32");
+  app->add_flag("--no-recompute", args->no_recompute,
+                "Keep all activations for backward");
+  app->add_option("--tokens", args->tokens, "Train for so many: time and cost");
+  app->add_option("--what-if", args->what_if,
+                  "A sweep, such as device_memory=24GB,80GB");
+  app->add_flag("--paper", args->paper,
+                "The papers' tables and figures beside ours");
+  app->add_flag("--beyond", args->beyond, "What the papers did not study");
+  app->add_flag("--json", args->json, "Print one JSON object");
+  app->callback(
+      [args, &action] { action = [args] { return run_plan(*args); }; });
+}
+
 std::vector<std::string> option_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
@@ -190,6 +254,7 @@ Result<std::function<Status()>> parse_arguments(int argc, char** argv) {
   io->require_subcommand(1);
   add_bench(*io, action);
   add_tune(*io, action);
+  add_plan(root, action);
 
   ZINF_TRY(check_words(root, argc, argv));
   try {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "zinf/status.h"
@@ -51,6 +52,27 @@ Status run_verify(const CheckpointArguments& args);
 Status run_prune(const CheckpointArguments& args);
 // Why a store that nobody uses should stay, or "".
 std::string precious(const FoundStore& found);
+
+struct PlanArguments {
+  std::string model = {};  // a path; else the sizes
+  std::uint64_t layers = 0;
+  std::uint64_t hidden = 0;
+  std::uint64_t heads = 0;
+  std::uint64_t vocab = 0;
+  std::uint64_t seq = 0;  // 0: the model's, or 1024
+  std::string cluster = "this";
+  std::string path = ".";      // `this`: the directory whose disk is measured
+  std::string precision = {};  // empty: what the cluster computes well in
+  bool no_recompute = false;
+  double tokens = 0;
+  // Names of zinf/what_if.h and their values, in the order given.
+  std::vector<std::pair<std::string, std::string>> changes = {};
+  std::string what_if = {};
+  bool paper = false;
+  bool beyond = false;
+  bool json = false;
+};
+Status run_plan(const PlanArguments& args);
 
 // What the command line asks for: kInvalid when it makes no sense. Help and
 // version are such actions too.

@@ -1,0 +1,99 @@
+// zinf plan: what fits, where it goes and how fast, before there is a machine.
+#include <cstdio>
+
+#include "cli/command.h"
+#include "cli/plan_print.h"
+#include "zinf/advice.h"
+#include "zinf/machine.h"
+#include "zinf/model_config.h"
+
+namespace zinf::cli {
+namespace {
+
+Status invalid(const char* text) { return Status::error(Code::kInvalid, text); }
+
+Result<plan::ModelShape> make_shape(const PlanArguments& args) {
+  const bool sizes = args.layers > 0 || args.hidden > 0;
+  if (!args.model.empty() && (sizes || args.heads > 0 || args.vocab > 0)) {
+    return invalid(
+        "a model and sizes contradict each other: name the one or the other");
+  }
+  if (args.model.empty() && !sizes) {
+    return invalid(
+        "no model: name a config.json or .safetensors file, or say --layers, "
+        "--hidden, --heads and --vocab");
+  }
+  plan::ModelShape shape{.name = "transformer",
+                         .layers = args.layers,
+                         .hidden = args.hidden,
+                         .heads = args.heads,
+                         .vocab = args.vocab};
+  if (!args.model.empty()) {
+    ZINF_ASSIGN(shape, plan::load_model(args.model));
+  }
+  if (args.seq > 0) shape.seq = args.seq;
+  ZINF_TRY(check(shape));
+  return shape;
+}
+
+// CPUs without instructions for bf16 are useless in it.
+std::string usual_precision(const plan::Cluster& cluster) {
+  if (!cluster.on_host) return "bf16";
+  for (const std::string& name : inspect_machine().isa)
+    if (name.find("bf16") != std::string::npos) return "bf16";
+  return "fp32";
+}
+
+Result<plan::Request> make_request(const PlanArguments& args) {
+  plan::Request request;
+  ZINF_ASSIGN(request.shape, make_shape(args));
+  if (args.cluster == "this") {
+    ZINF_ASSIGN(request.cluster, measure_this_machine(args.path));
+  } else {
+    ZINF_ASSIGN(request.cluster, plan::load_cluster(args.cluster));
+  }
+  request.precision = args.precision.empty() ? usual_precision(request.cluster)
+                                             : args.precision;
+  request.recompute = !args.no_recompute;
+  request.tokens = args.tokens;
+  for (const auto& [name, value] : args.changes)
+    ZINF_TRY(set(request, name, value));
+  ZINF_TRY(check(request));
+  return request;
+}
+
+Status run_sweep(const PlanArguments& args, const plan::Request& request) {
+  ZINF_ASSIGN(const std::vector<plan::Variation> variations,
+              plan::what_if(request, args.what_if));
+  std::vector<Varied> sweep;
+  for (const plan::Variation& one : variations) {
+    ZINF_ASSIGN(plan::Advice advice, plan::advise(one.request));
+    sweep.push_back({one, std::move(advice)});
+  }
+  if (args.json) {
+    std::printf("%s\n", json_of(sweep).text().c_str());
+  } else {
+    print_sweep(sweep);
+  }
+  return {};
+}
+
+}  // namespace
+
+Status run_plan(const PlanArguments& args) {
+  const Output output = args.json ? Output::kJson : Output::kText;
+  if (args.paper) return print_paper(output);
+  if (args.beyond) return print_beyond(output);
+  ZINF_ASSIGN(const plan::Request request, make_request(args));
+  if (!args.what_if.empty()) return run_sweep(args, request);
+  ZINF_ASSIGN(const plan::Advice advice, plan::advise(request));
+  if (args.json) {
+    std::printf("%s\n", json_of(request, advice).text().c_str());
+  } else {
+    print_advice(request, advice);
+  }
+  if (advice.fits()) return {};
+  return Status::error(Code::kOverBudget, "plan: it does not fit");
+}
+
+}  // namespace zinf::cli

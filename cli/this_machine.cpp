@@ -1,0 +1,135 @@
+// What this machine does, measured in a few seconds.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "cli/plan_print.h"
+#include "cli/progress.h"
+#include "src/base/align.h"
+#include "zinf/disk.h"
+#include "zinf/io_bench.h"
+#include "zinf/machine.h"
+
+namespace zinf::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Eight independent chains of multiply and add hide their latency; vectors of
+// 16 floats are two or four registers where those are narrower.
+using Floats = float __attribute__((vector_size(64)));
+constexpr int kChains = 8;
+constexpr int kRounds = 1 << 16;
+constexpr double kFlops = 2.0 * 16 * kChains * kRounds;
+
+#define ZINF_FMA_LOOP                                      \
+  Floats sums[kChains] = {};                               \
+  const Floats factor = Floats{} + seed;                   \
+  for (int round = 0; round < kRounds; ++round) {          \
+    for (Floats & sum : sums) sum = sum * factor + factor; \
+  }                                                        \
+  float all = 0;                                           \
+  for (const Floats& sum : sums) all += sum[0];            \
+  return all;
+
+#if defined(__x86_64__)
+__attribute__((target("avx512f"))) float fma_avx512(float seed) {
+  ZINF_FMA_LOOP
+}
+__attribute__((target("avx2,fma"))) float fma_avx2(float seed) { ZINF_FMA_LOOP }
+#endif
+float fma_baseline(float seed) { ZINF_FMA_LOOP }
+#undef ZINF_FMA_LOOP
+
+float (*best_fma())(float) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return fma_avx512;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    return fma_avx2;
+#endif
+  return fma_baseline;
+}
+
+// Runs body(core) on every core for about `seconds`; how often, per second.
+template <typename Body>
+double runs_per_second(int cores, double seconds, const Body& body) {
+  std::vector<double> rates(static_cast<std::size_t>(cores));
+  std::vector<std::thread> threads;
+  threads.reserve(rates.size());
+  for (std::size_t core = 0; core < rates.size(); ++core) {
+    threads.emplace_back([&rates, &body, seconds, core] {
+      const auto begin = Clock::now();
+      double count = 0;
+      while (seconds_since(begin) < seconds) {
+        body(core);
+        ++count;
+      }
+      rates[core] = count / seconds_since(begin);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  double sum = 0;
+  for (const double rate : rates) sum += rate;
+  return sum;
+}
+
+double measure_flops(int cores) {
+  const auto fma = best_fma();
+  return kFlops * runs_per_second(cores, 0.3, [fma](std::size_t) {
+           volatile float sink = fma(0.5F);
+           (void)sink;
+         });
+}
+
+// Copies of more than caches hold: every byte is read and written.
+double measure_memory(int cores) {
+  const std::size_t bytes = 64 * kMiB;
+  const auto count = static_cast<std::size_t>(cores);
+  std::vector<std::vector<char>> from(count, std::vector<char>(bytes, 1));
+  std::vector<std::vector<char>> to = from;
+  const auto copy = [&](std::size_t core) {
+    std::memcpy(to[core].data(), from[core].data(), bytes);
+  };
+  return 2.0 * double(bytes) * runs_per_second(cores, 0.3, copy);
+}
+
+Status measure_disk(const std::string& path, plan::Cluster& cluster) {
+  ZINF_ASSIGN(const io::Disk disk, io::inspect_disk(path));
+  ZINF_ASSIGN(io::Bench bench, io::Bench::in_directory(path, 256 * kMiB));
+  ZINF_TRY(bench.open({}));
+  ZINF_ASSIGN(const io::Sample write, bench.run(io::Direction::kWrite));
+  ZINF_ASSIGN(const io::Sample read, bench.run(io::Direction::kRead));
+  cluster.nvme_bytes = double(disk.free_bytes);
+  cluster.nvme_write_rate = write.gbps() * 1e9;
+  cluster.nvme_read_rate = read.gbps() * 1e9;
+  return {};
+}
+
+}  // namespace
+
+Result<plan::Cluster> measure_this_machine(const std::string& path) {
+  const Machine machine = inspect_machine();
+  plan::Cluster cluster{.name = "this machine", .on_host = true};
+  cluster.host_bytes = double(machine.available_bytes);
+  if (machine.cgroup_limit_bytes) {
+    cluster.host_bytes =
+        std::min(cluster.host_bytes, double(*machine.cgroup_limit_bytes));
+  }
+  Progress progress("measuring this machine", 3, Progress::Unit::kSteps);
+  const int cores = std::max(machine.cores, 1);
+  cluster.peak_flops = measure_flops(cores);
+  progress.update(1);
+  cluster.host_memory_rate = measure_memory(cores);
+  progress.update(2);
+  ZINF_TRY(measure_disk(path, cluster).in("plan: measuring this machine"));
+  ZINF_TRY(check(cluster));
+  return cluster;
+}
+
+}  // namespace zinf::cli
