@@ -426,9 +426,10 @@ def test_neighbours_join_when_freed():
 
 
 def test_freed_memory_is_nan():
+    torch.accelerator.synchronize()  # others' memory is free, too
     x = torch.ones(100, device="emu")
     address = x.data_ptr()
-    torch.accelerator.synchronize()  # what is to be done with it holds it too
+    torch.accelerator.synchronize()  # what is to be done with it holds it
     del x
     y = torch.empty(100, device="emu")
     assert y.data_ptr() == address and y.isnan().all().item()
