@@ -429,8 +429,8 @@ def test_freed_memory_is_nan():
     torch.accelerator.synchronize()  # others' memory is free, too
     x = torch.ones(100, device="emu")
     address = x.data_ptr()
-    torch.accelerator.synchronize()  # what is to be done with it holds it
     del x
+    torch.accelerator.synchronize()  # it is freed in the order of its stream
     y = torch.empty(100, device="emu")
     assert y.data_ptr() == address and y.isnan().all().item()
 
