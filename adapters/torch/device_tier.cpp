@@ -8,8 +8,13 @@ namespace {
 // Counted in the budget.
 Allocate device_memory(Budget budget, std::shared_ptr<DeviceLink> link) {
   return [budget, link](std::size_t bytes) -> Result<Block> {
-    ZINF_ASSIGN(Reservation reservation, budget.reserve(Tag::kUnit, bytes));
-    return link->allocate(bytes, std::move(reservation));
+    Result<Reservation> reservation = budget.reserve(Tag::kUnit, bytes);
+    if (!reservation.ok()) {
+      return Status::error(
+          reservation.status().code(),
+          reservation.status().text() + ": raise device_memory");
+    }
+    return link->allocate(bytes, std::move(reservation).value());
   };
 }
 

@@ -142,8 +142,6 @@ std::vector<std::string> projected(const Setup& setup) {
       all.emplace_back("activations on NVMe");
     return all;
   }
-  if (setup.placement.states == Tier::kDevice)
-    all.emplace_back("optimizer states and updates on the device");
   if (setup.placement.activations != Tier::kDevice)
     all.emplace_back("activations off the device");
   if (setup.cluster.devices() > 1) all.emplace_back("several devices");

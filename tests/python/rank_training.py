@@ -43,7 +43,7 @@ class Rank:
 def moved(batch, device):
     if isinstance(batch, torch.Tensor):
         return batch.to(device)
-    return tuple(moved(part, device) for part in batch)
+    return tuple(moved(part, device) for part in batch) if isinstance(batch, tuple) else batch
 
 
 def scaler_of(case):
