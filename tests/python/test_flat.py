@@ -32,7 +32,7 @@ def usage(engine, nvme):
     }
 
 
-@pytest.mark.parametrize("update", ["step", "backward"])
+@pytest.mark.parametrize("update", [pytest.param("step", marks=pytest.mark.full), "backward"])
 def test_nothing_grows(nvme, update):
     with zinf.Engine(host_memory=budget(24 * MIB), nvme=nvme, weights="nvme", states="nvme") as engine:
         with engine.init():

@@ -42,7 +42,7 @@ def least_of(nvme, rows, **options):
         return need.least_bytes
 
 
-@pytest.mark.parametrize("rows", [4, 4096])
+@pytest.mark.parametrize("rows", [4, pytest.param(4096, marks=pytest.mark.full)])
 @pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.1}], ids=["free", "clipped"])
 @pytest.mark.parametrize("update", ["step", "backward"])
 def test_the_least_works_and_less_does_not(nvme, update, options, rows):

@@ -82,6 +82,7 @@ say(digest(model))
 """
 
 
+@pytest.mark.full  # half a minute; test_rank_use.py has the same without groups
 def test_a_checkpoint_of_groups_is_loaded_by_any_number_of_ranks(tmp_path):
     path = tmp_path / "saved"
     saved = said(4, CHECKPOINT, path, 2, "save")
