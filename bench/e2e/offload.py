@@ -2,7 +2,7 @@
 
     python bench/e2e/offload.py --nvme DIRECTORY [--ranks 1,2,4] [--out bench/reports]
 
-Every rank is a process with an emulated device of its own, weights and states on NVMe, updates on the host.
+Every rank is a process with an emulated device of its own, states on NVMe, updates on the host.
 Counts, not times: bytes from /proc/self/io, CPU seconds of the updates.
 """
 
@@ -37,7 +37,7 @@ def work(nvme: str) -> None:
     emulated.enable(memory_bytes=512 << 20)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    with zinf.Engine(nvme=nvme, weights="nvme", states="nvme") as engine:
+    with zinf.Engine(nvme=nvme, states="nvme") as engine:
         layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
         model = engine.adopt(nn.Sequential(*layers).to("emu"))
         del layers
@@ -101,7 +101,7 @@ def main() -> None:
         options.out = os.path.join(options.out, file_name("offload"))
     report = Report("Slow tiers of ranks with devices", options.out)
     section = Section(
-        f"{PARAMETERS / 1e6:.1f} M parameters in float32, weights and states on NVMe",
+        f"{PARAMETERS / 1e6:.1f} M parameters in float32, states on NVMe",
         f"Of the rank that has most, per step; batch {BATCH} on every rank, {STEPS} steps after two. "
         "Gradients cross the link to the host whole on every rank: the group (gloo) is the host's.",
         [
