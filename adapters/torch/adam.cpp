@@ -217,10 +217,7 @@ Result<AdamBuffers> adam_buffers(const AdamTensors& tensors) {
   return buffers;
 }
 
-Status adam_update(const AdamOptions& options, const AdamStep& step,
-                   const AdamTensors& tensors, ThreadPool* pool,
-                   double* grad_squares) {
-  Pins pins;
+void hold(Pins& pins, const AdamTensors& tensors) {
   pins.add(tensors.weight, Use::kChange);
   pins.add(tensors.grad, Use::kRead);
   pins.add(tensors.exp_avg, Use::kChange);
@@ -228,6 +225,13 @@ Status adam_update(const AdamOptions& options, const AdamStep& step,
   if (tensors.master) pins.add(*tensors.master, Use::kChange);
   if (tensors.low) pins.add(*tensors.low, Use::kChange);
   pins.hold();
+}
+
+Status adam_update(const AdamOptions& options, const AdamStep& step,
+                   const AdamTensors& tensors, ThreadPool* pool,
+                   double* grad_squares) {
+  Pins pins;
+  hold(pins, tensors);
   ZINF_ASSIGN(AdamBuffers buffers, adam_buffers(tensors));
   buffers.remainder = torch_remainder(buffers.count);
   ZINF_TRY(buffers.validate());

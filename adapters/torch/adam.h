@@ -13,6 +13,7 @@
 
 namespace zinf {
 
+class Pins;
 class SplitMaster;
 class ThreadPool;
 
@@ -26,6 +27,9 @@ struct AdamTensors {
   std::optional<at::Tensor> master;  // float32, for a narrow weight
   std::optional<at::Tensor> low;     // uint16, for a bfloat16 weight instead
 };
+
+// In memory for one update, from here on.
+void hold(Pins& pins, const AdamTensors& tensors);
 
 // How many last elements of a tensor torch's fused Adam treats in its remainder
 // loop on this CPU: see [Note: torch's bits] in zinf/adam.h.

@@ -167,12 +167,7 @@ Status adam_update_on_device(const AdamOptions& options, const AdamStep& step,
   ZINF_TRY(check(tensors));
   at::NoGradGuard no_grad;
   Pins pins;
-  pins.add(tensors.weight, Use::kChange);
-  pins.add(tensors.grad, Use::kRead);
-  pins.add(tensors.exp_avg, Use::kChange);
-  pins.add(tensors.exp_avg_sq, Use::kChange);
-  if (tensors.master) pins.add(*tensors.master, Use::kChange);
-  pins.hold();
+  hold(pins, tensors);
   AdamScalars scalars = adam_scalars(options, step);
   std::int64_t numel = tensors.weight.numel();
   auto remainder = static_cast<std::int64_t>(

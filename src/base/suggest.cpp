@@ -46,4 +46,17 @@ std::string nearest_name(std::string_view name,
   return best;
 }
 
+std::string name_hint(std::string_view name,
+                      std::span<const std::string> known) {
+  const std::string near = nearest_name(name, known);
+  if (!near.empty()) return "did you mean " + near + "?";
+  std::string hint = "known are";
+  const char* separator = " ";
+  for (const std::string& each : known) {
+    hint += separator + each;
+    separator = ", ";
+  }
+  return hint;
+}
+
 }  // namespace zinf

@@ -12,4 +12,8 @@ namespace zinf {
 std::string nearest_name(std::string_view name,
                          std::span<const std::string> known);
 
+// "did you mean x?", or "known are x, y" when none is near.
+std::string name_hint(std::string_view name,
+                      std::span<const std::string> known);
+
 }  // namespace zinf

@@ -218,15 +218,8 @@ Result<Cluster> built_in_cluster(std::string_view name) {
     Cluster cluster = make();
     if (cluster.name == name) return cluster;
   }
-  const std::vector<std::string> names = cluster_names();
-  const std::string near = nearest_name(name, names);
-  std::string hint = "did you mean " + near + "?";
-  if (near.empty()) {
-    hint = "known are";
-    for (const std::string& known : names)
-      hint += (known == names[0] ? " " : ", ") + known;
-    hint += ", or the path of a JSON file";
-  }
+  std::string hint = name_hint(name, cluster_names());
+  if (!hint.ends_with('?')) hint += ", or the path of a JSON file";
   return Status::error(Code::kInvalid,
                        strf("unknown cluster \"%.*s\": %s", len(name),
                             name.data(), hint.c_str()));

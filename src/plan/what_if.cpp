@@ -105,14 +105,7 @@ Status set(Request& request, std::string_view name, std::string_view value) {
     knob.set(request, number);
     return {};
   }
-  const std::vector<std::string> names = what_if_names();
-  const std::string near = nearest_name(name, names);
-  std::string hint = "did you mean " + near + "?";
-  if (near.empty()) {
-    hint = "known are";
-    for (const std::string& known : names)
-      hint += (known == names[0] ? " " : ", ") + known;
-  }
+  const std::string hint = name_hint(name, what_if_names());
   return Status::error(Code::kInvalid, strf("what if \"%.*s\": %s", len(name),
                                             name.data(), hint.c_str()));
 }

@@ -198,7 +198,10 @@ int use_arena_in_child(Arena& arena, const Item& inherited) {
 }
 
 TEST(ArenaThreads, ChildOfABusyProcessAllocatesAndFrees) {
-  if (kSanitizerHangsAfterFork) GTEST_SKIP() << "the sanitizer may hang";
+  if (kSanitizerHangsAfterFork) {
+    GTEST_SKIP() << "in a forked child ASan's own allocator may wait for a "
+                    "lock that a thread of the parent has held";
+  }
   Budget budget = make_budget(kGiB);
   Arena arena = make_arena({.budget = &budget});
   std::atomic<bool> stop = false;
