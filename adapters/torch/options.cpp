@@ -85,6 +85,17 @@ NvmePath tried_directory(const std::string& text) {
   return *parsed;
 }
 
+// ZINF_PREFETCH, for measurements of what it gives.
+bool prefetch_wanted() {
+  const char* value = std::getenv("ZINF_PREFETCH");
+  std::string_view text = value == nullptr ? "1" : value;
+  if (text != "0" && text != "1") {
+    refuse("ZINF_PREFETCH in the environment is \"" + std::string(text) +
+           "\": 0 turns moves ahead of uses off, 1 leaves them on");
+  }
+  return text == "1";
+}
+
 }  // namespace
 
 ManagerOptions manager_options(const EngineOptions& options) {
@@ -117,10 +128,7 @@ ManagerOptions manager_options(const EngineOptions& options) {
   made.tier.weights = parse_where("weights", options.weights);
   made.tier.states = parse_where("states", options.states);
   made.tier.away_bytes = made.evict_always ? 0 : kAwayBytes;
-  // For measurements of what it gives.
-  const char* prefetch = std::getenv("ZINF_PREFETCH");
-  bool off = prefetch != nullptr && std::string_view(prefetch) == "0";
-  made.tier.prefetch = !made.evict_always && !off;
+  made.tier.prefetch = !made.evict_always && prefetch_wanted();
   made.tier.endurance_bytes =
       bytes_of(options.nvme_endurance, "nvme_endurance");
   for (const std::string& path : options.nvme.paths()) {

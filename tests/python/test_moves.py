@@ -1,5 +1,6 @@
 """How states travel: small ones together."""
 
+import pytest
 import torch
 import zinf
 from torch import nn
@@ -46,3 +47,21 @@ def test_small_units_share_requests(nvme):
         assert after["updated_parameters"] - before["updated_parameters"] == 5 * LAYERS * WIDTH * WIDTH
         assert after["update_cpu_seconds"] > before["update_cpu_seconds"]
         assert weights(model) == expected
+
+
+@pytest.mark.parametrize("update", ["step", "backward"])
+def test_without_prefetching_every_read_is_waited_for(update, nvme, monkeypatch):
+    monkeypatch.setenv("ZINF_PREFETCH", "0")
+    with zinf.Engine(host_memory=budget(16 * MIB), nvme=nvme) as engine:
+        with engine.init():
+            model = small_units()
+        train(model, zinf.AdamW(model.parameters(), lr=1e-3, update=update), 4)
+        stats = engine.stats()
+        assert stats["step_bytes_read"] > 0
+        assert stats["step_prefetched"] == 0
+
+
+def test_a_prefetch_setting_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv("ZINF_PREFETCH", "no")
+    with pytest.raises(ValueError, match='ZINF_PREFETCH in the environment is "no": 0 turns'):
+        zinf.Engine()
