@@ -64,7 +64,8 @@ DeviceTier::DeviceTier(HostTier& host, const DeviceTierOptions& options,
                       [this](const StateSpec& spec) { return add_below(spec); },
                       options.wholes),
                   .leaving = std::move(leaving),
-                  .away_limit_bytes = options.away_bytes}) {}
+                  .away_limit_bytes = options.away_bytes}),
+      foresight_(residency_, options.bytes / 4) {}
 
 // The host decides where a state lives by its role. A gradient comes there for
 // an update: it goes to a disk only where memory is short.
@@ -100,6 +101,11 @@ Home DeviceTier::home_of(Role role) const {
   return free ? Home::kBelow : Home::kAway;
 }
 
+bool DeviceTier::stays_between_uses() const {
+  Home whole = options_.wholes == nullptr ? Home::kBelow : options_.whole_home;
+  return home_of(Role::kWeight) == Home::kBelow && whole == Home::kBelow;
+}
+
 bool DeviceTier::holds_all() const {
   std::uint64_t bytes = 0;
   for (const StateSize& size : residency_.sizes()) {
@@ -107,6 +113,12 @@ bool DeviceTier::holds_all() const {
     bytes += size.bytes;
   }
   return bytes <= budget_.usage().limit_bytes;
+}
+
+void DeviceTier::announce(std::span<const StateUse> at_once,
+                          std::uint64_t bytes, bool evaluates) {
+  if (options_.bytes == 0 || !stays_between_uses()) return;
+  foresight_.use(at_once, bytes, evaluates);
 }
 
 Reservation DeviceTier::count(Tag tag, std::uint64_t bytes) {

@@ -9,8 +9,10 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 
 #include "adapters/torch/device_link.h"
+#include "src/engine/foresight.h"
 #include "zinf/budget.h"
 #include "zinf/host_tier.h"
 #include "zinf/residency.h"
@@ -43,6 +45,11 @@ class DeviceTier {
   Home home_of(Role role) const;
   bool holds_all() const;  // at once
   Reservation count(Tag tag, std::uint64_t bytes);
+  // States of so many bytes are used at once: before they are pinned. What is
+  // used soonest stays. `evaluates`: see Foresight.
+  void announce(std::span<const StateUse> at_once, std::uint64_t bytes,
+                bool evaluates);
+  void count_step() { foresight_.end_step(); }
   Residency& residency() { return residency_; }
   DeviceLink& link() { return *link_; }
 
@@ -51,6 +58,8 @@ class DeviceTier {
              std::shared_ptr<DeviceLink> link,
              std::function<Leave(StateRef, void* owner)> leaving);
   Result<HostState> add_below(const StateSpec& spec);
+  // Whether what is in use may stay: else nobody is to expect it.
+  bool stays_between_uses() const;
 
   HostTier& host_;
   const DeviceTierOptions options_;
@@ -59,6 +68,7 @@ class DeviceTier {
   std::mutex adding_;                // for what follows
   std::optional<StateRef> opening_;  // the whole that is added now
   Residency residency_;
+  Foresight foresight_;
 };
 
 }  // namespace zinf

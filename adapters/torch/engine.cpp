@@ -88,6 +88,8 @@ EngineStats engine_stats(Manager& manager) {
       .peak_resident_bytes = residency.memory_high_bytes,
       .device_resident_bytes = stats.device.memory_bytes,
       .device_peak_resident_bytes = stats.device.memory_high_bytes,
+      .device_bytes_in = stats.device.bytes_read,
+      .device_bytes_out = stats.device.bytes_written,
       .reads = residency.reads,
       .writes = residency.writes,
       .bytes_read = residency.bytes_read,

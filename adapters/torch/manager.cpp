@@ -170,6 +170,12 @@ bool Manager::holds_states(c10::Device device, std::uint64_t bytes) {
   return bytes <= options_.device_bytes;
 }
 
+void Manager::announce_on_device(std::span<const StateUse> at_once,
+                                 std::uint64_t bytes, bool evaluates) {
+  // Made before its first unit. No lock: units announce while others hold it.
+  device_tier_->announce(at_once, bytes, evaluates);
+}
+
 Reservation Manager::count(const c10::DataPtr& pointer, std::uint64_t bytes,
                            bool stays, const std::string& name) {
   c10::Device device = pointer.device();
@@ -368,6 +374,7 @@ void Manager::count_step() {
   if (closed_) return;
   reap();
   tier_->count_step();
+  if (device_tier_ != nullptr) device_tier_->count_step();
 }
 
 void Manager::fail(std::string why) {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -131,6 +132,9 @@ class Manager : public std::enable_shared_from_this<Manager> {
   // Whether so many bytes of states may live there: where a budget was given
   // for the device, beside all weights, as many gradients, and other states.
   bool holds_states(c10::Device device, std::uint64_t bytes);
+  // Units on the device that are used at once: see DeviceTier.
+  void announce_on_device(std::span<const StateUse> at_once,
+                          std::uint64_t bytes, bool evaluates);
   // Bytes of the device's budget, or the CPU's, for memory that a tensor has
   // already. What can leave memory later may exceed the budget for a moment;
   // what stays is refused when it does not fit.

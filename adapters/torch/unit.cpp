@@ -1,7 +1,9 @@
 #include "adapters/torch/unit.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <array>
@@ -67,17 +69,33 @@ c10::DataPtr plain_pointer(Block block, c10::Device device) {
           device};
 }
 
+// An evaluation: nothing is recorded for a backward pass, and this is none.
+bool evaluates() {
+  return !at::GradMode::is_enabled() &&
+         torch::autograd::get_current_graph_task_id() == -1;
+}
+
 }  // namespace
 
 void Announcement::add(Unit& unit, Use use) {
-  if (!unit.moves() || unit.pinned()) return;
+  if (unit.pinned()) return;
   constexpr std::array<UseKind, 3> kKinds = {UseKind::kRead, UseKind::kChange,
                                              UseKind::kReplace};
   add(unit, kKinds[static_cast<std::size_t>(use)]);
 }
 
+void Announcement::add_on_device(Unit& unit, UseKind kind) {
+  Manager* manager = unit.manager().get();
+  if (device_ != nullptr && device_ != manager) make();
+  device_ = manager;
+  on_device_.push_back({.state = unit.state().index, .kind = kind});
+  on_device_bytes_ += unit.bytes();
+}
+
 void Announcement::add(Unit& unit, UseKind kind) {
-  if (!unit.moves() || unit.manager()->closed() || in_forked_child()) return;
+  if (unit.manager()->closed() || in_forked_child()) return;
+  if (unit.moves_on_device()) add_on_device(unit, kind);
+  if (!unit.moves()) return;
   HostTier* tier = &unit.manager()->tier();
   if (tier_ != nullptr && tier != tier_) make();
   tier_ = tier;
@@ -97,9 +115,15 @@ void Announcement::make() {
   if (!HostTier::on_own_thread()) {
     if (!uses_.empty()) tier_->announce({uses_.data(), uses_.size()});
     if (!wholes_.empty()) gather_->announce({wholes_.data(), wholes_.size()});
+    if (!on_device_.empty()) {
+      device_->announce_on_device({on_device_.data(), on_device_.size()},
+                                  on_device_bytes_, evaluates());
+    }
   }
   uses_.clear();
   wholes_.clear();
+  on_device_.clear();
+  on_device_bytes_ = 0;
 }
 
 std::uint64_t hash_of(std::span<const std::byte> bytes) {
@@ -746,6 +770,7 @@ void Unit::forget() {
 }
 
 void Unit::prefetch() {
+  if (!manager_->options().tier.prefetch) return;
   if (!consumed_ && !stays_) residency_.prefetch(state_);
 }
 

@@ -71,10 +71,14 @@ class Announcement {
   void make();
 
  private:
+  void add_on_device(Unit& unit, UseKind kind);
   HostTier* tier_ = nullptr;
   GatherTier* gather_ = nullptr;
   c10::SmallVector<StateUse, 8> uses_;
   c10::SmallVector<StateUse, 8> wholes_;
+  Manager* device_ = nullptr;  // whose are these
+  c10::SmallVector<StateUse, 8> on_device_;
+  std::uint64_t on_device_bytes_ = 0;
 };
 
 // The same for the same bytes, in this process.
@@ -164,8 +168,11 @@ class Unit final : public FaultServer {
 
   std::string name() const { return name_.text(); }
   const UnitName& full_name() const { return name_; }
-  // Whether it can leave memory and come back.
+  // Whether it can leave memory and come back: the host's, or a device's.
   bool moves() const { return !stays_ && !consumed_ && device_.is_cpu(); }
+  bool moves_on_device() const {
+    return !stays_ && !consumed_ && !device_.is_cpu();
+  }
   bool pinned() const { return pins_.load(std::memory_order_relaxed) > 0; }
   StateRef state() const { return state_; }
   void set_parameter_name(const std::string& parameter);

@@ -41,6 +41,8 @@ py::dict stats_of(Manager& manager) {
   dict["peak_resident_bytes"] = stats.peak_resident_bytes;
   dict["device_resident_bytes"] = stats.device_resident_bytes;
   dict["device_peak_resident_bytes"] = stats.device_peak_resident_bytes;
+  dict["device_bytes_in"] = stats.device_bytes_in;
+  dict["device_bytes_out"] = stats.device_bytes_out;
   dict["reads"] = stats.reads;
   dict["writes"] = stats.writes;
   dict["bytes_read"] = stats.bytes_read;

@@ -134,6 +134,44 @@ def test_a_device_budget_is_kept(share, nvme):
     assert 0 < stats["device_peak_resident_bytes"] <= weights * share
 
 
+@pytest.mark.parametrize(("update", "under_way"), [("backward", 1), ("step", 2)])
+@pytest.mark.parametrize("weights", [12, 8, 4])
+def test_a_device_budget_is_kept_by_the_allocators_count(weights, update, under_way, nvme):
+    """Torch has beside the units: activations, and the gradients that backward is just making."""
+    model = nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(12)]).to("emu")
+    each = 256 * 256 * 4
+    data = torch.randn(4, 256).to("emu")
+    activations = 24 * data.numel() * 4
+    with zinf.Engine(nvme=nvme, states="host", device_memory=weights * each) as engine:
+        engine.adopt(model)
+        optimizer = zinf.AdamW(model.parameters(), lr=LR, update=update)
+        torch.accelerator.synchronize()
+        torch.accelerator.reset_peak_memory_stats()
+        for _ in range(4):
+            model(data).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        peak = torch.accelerator.max_memory_allocated()
+        assert weights * each / 2 < peak <= (weights + under_way) * each + activations
+
+
+def test_an_evaluation_finds_weights_of_the_last_one(nvme):
+    torch.manual_seed(1)
+    model = nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(12)]).to("emu")
+    each = 256 * 256 * 4
+    data = torch.randn(4, 256).to("emu")
+    expected = model(data).cpu()
+    copied = []
+    with zinf.Engine(nvme=nvme, device_memory=8 * each) as engine, torch.no_grad():
+        engine.adopt(model)
+        for _ in range(6):
+            before = engine.stats()["device_bytes_in"]
+            assert torch.equal(model(data).cpu(), expected)
+            copied.append((engine.stats()["device_bytes_in"] - before) / each)
+    # Of eight, one is in use and two may still be: five are found.
+    assert copied[-1] <= 12 - (8 - 3)
+
+
 def weight_bytes(case):
     return sum(p.numel() * p.element_size() for p in build(case).parameters())
 

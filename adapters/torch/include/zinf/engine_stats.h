@@ -15,6 +15,8 @@ struct EngineStats {
   std::uint64_t peak_resident_bytes = 0;
   std::uint64_t device_resident_bytes = 0;
   std::uint64_t device_peak_resident_bytes = 0;
+  std::uint64_t device_bytes_in = 0;  // over its link to the host, ever
+  std::uint64_t device_bytes_out = 0;
   std::uint64_t reads = 0;  // moves from NVMe, and their bytes
   std::uint64_t writes = 0;
   std::uint64_t bytes_read = 0;
