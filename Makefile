@@ -1,5 +1,5 @@
 # The two commands: `make demo` and `make test`. Each installs what it needs.
-.PHONY: help setup demo test test-all lint format bench speed ranks bandwidth overlap offload cuda-headers sweep forecast larger dev asan tsan fuzz wheel clean
+.PHONY: help setup demo test test-all lint format bench speed ranks bandwidth overlap offload cuda-headers sweep forecast interactions larger dev asan tsan fuzz wheel clean
 
 help:
 	@echo "make demo     set up, then run the main job"
@@ -16,6 +16,7 @@ help:
 	@echo "make offload  what NVMe and updates take of ranks with emulated devices (a minute)"
 	@echo "make sweep    budgets from too little to everything: refused or kept (half an hour)"
 	@echo "make forecast  steps beside what zinf plan foretold (half an hour, quiet machine)"
+	@echo "make interactions  what mechanisms give alone, in pairs and together (ten minutes, quiet machine)"
 	@echo "make larger   1.3 B parameters in a control group of 5 GB (root; half an hour)"
 	@echo "make dev      quick torch-free debug build and its tests"
 	@echo "make asan | tsan   the core's tests under sanitizers"
@@ -71,7 +72,10 @@ sweep: setup
 	@.venv/bin/python bench/e2e/budget_sweep.py --nvme $${ZINF_PATH:-build}
 
 forecast: setup
-	@.venv/bin/python bench/e2e/forecast.py --nvme $${ZINF_PATH:-build}
+	@.venv/bin/python bench/e2e/forecast.py --nvme $${ZINF_PATH:-build} --out bench/reports
+
+interactions: setup
+	@.venv/bin/python bench/e2e/interactions.py --nvme $${ZINF_PATH:-build} --out bench/reports
 
 larger: setup
 	@.venv/bin/python bench/e2e/larger_than_memory.py --nvme $${ZINF_PATH:-build}

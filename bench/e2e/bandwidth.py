@@ -23,7 +23,7 @@ from context import warm
 from models import SIZES
 from pairs import interleave, spread
 from ranks import PORT, Group, variables
-from report import Report, Section, file_name
+from report import Report, Section, report_path
 from watch import Worker
 
 BLKIO = "/sys/fs/cgroup/blkio"
@@ -157,8 +157,7 @@ def arguments() -> argparse.Namespace:
     args.rows = args.rows.split(",")
     args.ranks = [int(ranks) for ranks in args.ranks.split(",")]
     args.disk_rate, args.network_rate = int(args.disk_rate), int(args.network_rate)
-    if args.out and os.path.isdir(args.out):
-        args.out = os.path.join(args.out, file_name("bandwidth"))
+    args.out = report_path(args.out, "bandwidth")
     return args
 
 

@@ -15,7 +15,7 @@ import sys
 import time
 
 import torch
-from report import Report, Section, file_name
+from report import Report, Section, report_path
 
 WIDTH, LAYERS, BATCH, STEPS = 1024, 12, 16, 3
 PARAMETERS = LAYERS * WIDTH * WIDTH
@@ -97,8 +97,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.work:
         return work(options.nvme)
-    if options.out and os.path.isdir(options.out):
-        options.out = os.path.join(options.out, file_name("offload"))
+    options.out = report_path(options.out, "offload")
     report = Report("Slow tiers of ranks with devices", options.out)
     section = Section(
         f"{PARAMETERS / 1e6:.1f} M parameters in float32, states on NVMe",

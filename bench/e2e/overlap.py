@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 import zinf
 from lanes import svg
-from report import Report, Section, file_name
+from report import Report, Section, report_path
 from torch import nn
 from zinf import emulated
 
@@ -116,8 +116,7 @@ def main() -> None:
     parser.add_argument("--batches", type=lambda text: [int(rows) for rows in text.split(",")])
     parser.add_argument("--out", help="a file for the report, or a directory for one")
     options = parser.parse_args()
-    if options.out and os.path.isdir(options.out):
-        options.out = os.path.join(options.out, file_name("overlap"))
+    options.out = report_path(options.out, "overlap")
     emulated.enable(memory_bytes=512 << 20)
     emulated.set_pace(to_device=LINK, to_host=LINK, flops=FLOPS)
     report = Report("Copies to a device behind its computing", options.out)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from context import warm
 from models import SIZES
 from pairs import Pairs, interleave, spread
-from report import ROOT, Report, Section, file_name
+from report import ROOT, Report, Section, report_path
 from rivals import Script
 from setting import GB
 from watch import Used, Watched, Worker
@@ -223,8 +223,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peers", default=os.environ.get("ZINF_PEERS"))
     parser.add_argument("--out", help="a file for the report, or a directory for one")
     args = parser.parse_args()
-    if args.out and os.path.isdir(args.out):
-        args.out = os.path.join(args.out, file_name("ranks"))
+    args.out = report_path(args.out, "ranks")
     return args
 
 

@@ -83,6 +83,11 @@ def file_name(theme: str) -> str:
     return f"{theme}_{'-'.join(words[:3])}-{os.cpu_count()}-cores_{datetime.date.today()}.md"
 
 
+def report_path(out: str | None, theme: str) -> str | None:
+    """A file for the report: `out`, or a new one in it where that is a directory."""
+    return os.path.join(out, file_name(theme)) if out and os.path.isdir(out) else out
+
+
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)

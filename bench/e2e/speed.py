@@ -16,7 +16,7 @@ from collections.abc import Callable
 import rows
 from context import Bench
 from models import OTHERS, SIZES
-from report import Report, file_name
+from report import Report, report_path
 from rivals import RIVALS, DeepSpeed
 from setting import Setting
 from tables import FirstSteps, Sizes, Sweep, WhatIf
@@ -64,8 +64,7 @@ def arguments() -> argparse.Namespace:
     args.rivals = args.rivals.split(",") if args.rivals else list(SYSTEMS)
     if unknown := set(args.rivals) - set(SYSTEMS):
         parser.error(f"--rivals: there is no {', '.join(sorted(unknown))}; there are {', '.join(SYSTEMS)}")
-    if args.out and os.path.isdir(args.out):
-        args.out = os.path.join(args.out, file_name("speed"))
+    args.out = report_path(args.out, "speed")
     return args
 
 
