@@ -2,6 +2,7 @@
 // seconds to compile, so no other file includes it.)
 #include <CLI/CLI.hpp>
 #include <array>
+#include <charconv>
 #include <memory>
 #include <vector>
 
@@ -16,6 +17,8 @@ namespace {
 
 using Action = std::function<Status()>;
 
+constexpr std::uint64_t kMostCount = 1'000'000'000'000'000'000;
+
 // An option in bytes ("4GB", "512MiB", "4096").
 CLI::Option* add_bytes(CLI::App& app, const std::string& name,
                        std::uint64_t& bytes, const std::string& help) {
@@ -29,6 +32,19 @@ CLI::Option* add_bytes(CLI::App& app, const std::string& name,
   return app.add_option_function<std::string>(name, parse, help)
       ->type_name("SIZE")
       ->default_str(format_bytes(bytes));
+}
+
+// A whole number; CLI11 would say neither what it read nor what it wants.
+void add_count(CLI::App& app, const std::string& name, std::uint64_t& count,
+               const std::string& help) {
+  auto parse = [&count, name](const std::string& text) {
+    const char* end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, count);
+    if (error == std::errc() && stop == end && count <= kMostCount) return;
+    throw CLI::ValidationError(
+        name, "\"" + text + "\" must be a whole number from 0 to 10^18");
+  };
+  app.add_option_function<std::string>(name, parse, help)->type_name("COUNT");
 }
 
 void add_doctor(CLI::App& root, Action& action) {
@@ -140,12 +156,12 @@ void add_plan_model(CLI::App& app, PlanArguments& args) {
   app.add_option("model", args.model,
                  "A config.json, a folder with one, or a .safetensors file")
       ->type_name("PATH");
-  app.add_option("--layers", args.layers, "Instead of a model: its blocks");
-  app.add_option("--hidden", args.hidden, "Its hidden size");
-  app.add_option("--heads", args.heads, "Its attention heads");
-  app.add_option("--vocab", args.vocab, "Its vocabulary (0: not counted)");
-  app.add_option("--seq", args.seq,
-                 "Tokens of a sample (the model's, or 1024)");
+  add_count(app, "--layers", args.layers, "Instead of a model: its blocks");
+  add_count(app, "--hidden", args.hidden, "Its hidden size");
+  add_count(app, "--heads", args.heads, "Its attention heads");
+  add_count(app, "--vocab", args.vocab, "Its vocabulary (0: not counted)");
+  add_count(app, "--seq", args.seq,
+            "Tokens of a sample (the model's, or 1024)");
 }
 
 void add_plan(CLI::App& root, Action& action) {
@@ -226,6 +242,12 @@ Status check_words(CLI::App& root, int argc, char** argv) {
         return unknown("option", name, option_names(*app));
       }
       continue;
+    }
+    // CLI11 takes it for an option, and its value for missing.
+    const bool negative = word.size() > 1 && word[0] == '-' && word[1] != '-';
+    if (negative && word.find_first_not_of("0123456789.", 1) == word.npos) {
+      return Status::error(Code::kInvalid, strf("%s %s: it cannot be negative",
+                                                argv[i - 1], word.c_str()));
     }
     std::vector<std::string> names = command_names(*app);
     if (word.rfind('-', 0) == 0 || names.empty()) continue;

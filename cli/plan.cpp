@@ -1,9 +1,13 @@
 // zinf plan: what fits, where it goes and how fast, before there is a machine.
+#include <algorithm>
 #include <cstdio>
 
 #include "cli/command.h"
-#include "cli/plan_print.h"
+#include "cli/plan_paper.h"
+#include "cli/this_machine.h"
+#include "src/base/strf.h"
 #include "zinf/advice.h"
+#include "zinf/advice_text.h"
 #include "zinf/machine.h"
 #include "zinf/model_config.h"
 
@@ -62,36 +66,53 @@ Result<plan::Request> make_request(const PlanArguments& args) {
   return request;
 }
 
+// The tables of --paper and --beyond are what they are.
+Status check_tables(const PlanArguments& args) {
+  if (!args.paper && !args.beyond) return {};
+  if (args.paper && args.beyond)
+    return invalid("--paper and --beyond contradict each other: ask for one");
+  const bool sizes = args.layers > 0 || args.hidden > 0 || args.heads > 0 ||
+                     args.vocab > 0 || args.seq > 0;
+  const bool changed = !args.changes.empty() || !args.precision.empty() ||
+                       args.no_recompute || args.tokens > 0;
+  if (args.model.empty() && !sizes && !changed && args.what_if.empty())
+    return {};
+  return Status::error(
+      Code::kInvalid,
+      strf(
+          "%s prints tables of models and machines of its own: a model, sizes, "
+          "--what-if or another change of a plan contradict it",
+          args.paper ? "--paper" : "--beyond"));
+}
+
+template <typename... What>
+void print(const PlanArguments& args, const What&... what) {
+  const std::string text =
+      args.json ? json_of(what...) + "\n" : text_of(what...);
+  std::fputs(text.c_str(), stdout);
+}
+
 Status run_sweep(const PlanArguments& args, const plan::Request& request) {
-  ZINF_ASSIGN(const std::vector<plan::Variation> variations,
-              plan::what_if(request, args.what_if));
-  std::vector<Varied> sweep;
-  for (const plan::Variation& one : variations) {
-    ZINF_ASSIGN(plan::Advice advice, plan::advise(one.request));
-    sweep.push_back({one, std::move(advice)});
-  }
-  if (args.json) {
-    std::printf("%s\n", json_of(sweep).text().c_str());
-  } else {
-    print_sweep(sweep);
-  }
-  return {};
+  ZINF_ASSIGN(const std::vector<plan::Varied> sweep,
+              plan::sweep(request, args.what_if));
+  print(args, sweep);
+  const bool any = std::ranges::any_of(
+      sweep, [](const plan::Varied& one) { return one.advice.fits(); });
+  if (any) return {};
+  return Status::error(Code::kOverBudget, "plan: none of them fits");
 }
 
 }  // namespace
 
 Status run_plan(const PlanArguments& args) {
+  ZINF_TRY(check_tables(args));
   const Output output = args.json ? Output::kJson : Output::kText;
   if (args.paper) return print_paper(output);
   if (args.beyond) return print_beyond(output);
   ZINF_ASSIGN(const plan::Request request, make_request(args));
   if (!args.what_if.empty()) return run_sweep(args, request);
   ZINF_ASSIGN(const plan::Advice advice, plan::advise(request));
-  if (args.json) {
-    std::printf("%s\n", json_of(request, advice).text().c_str());
-  } else {
-    print_advice(request, advice);
-  }
+  print(args, request, advice);
   if (advice.fits()) return {};
   return Status::error(Code::kOverBudget, "plan: it does not fit");
 }

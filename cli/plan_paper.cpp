@@ -1,8 +1,9 @@
-// zinf plan --paper and --beyond.
+#include "cli/plan_paper.h"
+
 #include <algorithm>
 #include <cstdio>
 
-#include "cli/plan_print.h"
+#include "src/base/json.h"
 #include "src/base/strf.h"
 #include "zinf/beyond.h"
 #include "zinf/paper.h"

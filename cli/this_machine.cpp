@@ -1,11 +1,12 @@
-// What this machine does, measured in a few seconds.
+#include "cli/this_machine.h"
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <thread>
 #include <vector>
 
-#include "cli/plan_print.h"
 #include "cli/progress.h"
 #include "src/base/align.h"
 #include "zinf/disk.h"
@@ -99,7 +100,59 @@ double measure_memory(int cores) {
   return 2.0 * double(bytes) * runs_per_second(cores, 0.3, copy);
 }
 
-Status measure_disk(const std::string& path, plan::Cluster& cluster) {
+// Moves bytes both ways, on a thread of its own, until its end.
+class Traffic {
+ public:
+  explicit Traffic(io::Bench& bench)
+      : thread_([this, &bench] {
+          while (!stop_) {
+            const Result<io::Sample> moved = bench.run(io::Direction::kMix);
+            status_ = moved.status();
+            if (!moved.ok()) return;
+            bytes_ += double(moved.value().bytes);
+            seconds_ += moved.value().seconds;
+          }
+        }) {}
+  ~Traffic() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+  Traffic(const Traffic&) = delete;
+  Traffic& operator=(const Traffic&) = delete;
+
+  Result<double> end() {  // bytes per second
+    stop_ = true;
+    thread_.join();
+    if (!status_.ok()) return status_;
+    return bytes_ / seconds_;
+  }
+
+ private:
+  std::atomic<bool> stop_ = false;
+  double bytes_ = 0;
+  double seconds_ = 0;
+  Status status_;
+  std::thread thread_;
+};
+
+// What a byte on its way takes from arithmetic and from copies: training has
+// both, and the mean of the two counts.
+Result<double> measure_drag(int cores, io::Bench& bench,
+                            const plan::Cluster& cluster) {
+  const auto lost = [&](double alone, auto&& measure) -> Result<double> {
+    Traffic traffic(bench);
+    const double beside = measure(cores);
+    ZINF_ASSIGN(const double rate, traffic.end());
+    return std::max(0.0, 1 - beside / alone) / rate;
+  };
+  ZINF_ASSIGN(const double arithmetic, lost(cluster.peak_flops, measure_flops));
+  ZINF_ASSIGN(const double copies,
+              lost(cluster.host_memory_rate, measure_memory));
+  return (arithmetic + copies) / 2;
+}
+
+Status measure_disk(const std::string& path, int cores,
+                    plan::Cluster& cluster) {
   ZINF_ASSIGN(const io::Disk disk, io::inspect_disk(path));
   ZINF_ASSIGN(io::Bench bench, io::Bench::in_directory(path, 256 * kMiB));
   ZINF_TRY(bench.open({}));
@@ -108,6 +161,9 @@ Status measure_disk(const std::string& path, plan::Cluster& cluster) {
   cluster.nvme_bytes = double(disk.free_bytes);
   cluster.nvme_write_rate = write.gbps() * 1e9;
   cluster.nvme_read_rate = read.gbps() * 1e9;
+  ZINF_ASSIGN(const io::Sample mix, bench.run(io::Direction::kMix));
+  cluster.nvme_rate = mix.gbps() * 1e9;
+  ZINF_ASSIGN(cluster.nvme_drag, measure_drag(cores, bench, cluster));
   return {};
 }
 
@@ -127,7 +183,10 @@ Result<plan::Cluster> measure_this_machine(const std::string& path) {
   progress.update(1);
   cluster.host_memory_rate = measure_memory(cores);
   progress.update(2);
-  ZINF_TRY(measure_disk(path, cluster).in("plan: measuring this machine"));
+  if (!path.empty()) {
+    ZINF_TRY(
+        measure_disk(path, cores, cluster).in("plan: measuring this machine"));
+  }
   ZINF_TRY(check(cluster));
   return cluster;
 }

@@ -32,7 +32,15 @@ ALLOWED = {
         "src/shard",
         "src/tier",
     },  # fmt: skip
-    "python/src": {"src/base", "adapters/emulated", "adapters/torch", "src/io", "src/optim"},
+    "python/src": {
+        "src/base",
+        "adapters/emulated",
+        "adapters/torch",
+        "cli",
+        "src/io",
+        "src/optim",
+        "src/plan",
+    },  # fmt: skip
 }
 
 # Which folder a public header belongs to.
@@ -43,6 +51,7 @@ PUBLIC = {
     "src/optim": {"adam", "cast", "dtype"},
     "src/plan": {
         "advice",
+        "advice_text",
         "beyond",
         "cluster",
         "model_config",

@@ -1,10 +1,12 @@
 // Advice: whether a model trains on a cluster, with what where, and how fast.
 //
-// Of the placements that fit, the quickest is advised. When none does, the
-// advice says which tier is short by how much, and which changes would help:
-// each was tried.
+// Of the placements that fit, the quickest is advised; of those that are
+// equally quick, the one with the most in the higher tiers. More memory never
+// makes the advice slower. When nothing fits, the advice says which tier is
+// short by how much, and which changes would help: each was tried.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -37,18 +39,12 @@ struct Shortage {
   double has = 0;
 };
 
-// The least of each tier with which this batch trains, with as much as possible
-// in the tiers below.
-struct LeastBudgets {
-  double device = 0;
-  double host = 0;
-  double nvme = 0;
-};
-
 struct Advice {
   Setup setup;
   Footprint footprint;
-  LeastBudgets least;
+  // Of a rank, by tier: the least with which it fits while the other tiers are
+  // as they are. Nothing: it does not, however much there is of this tier.
+  std::array<std::optional<double>, kTiers.size()> least;
   // Empty when it fits; otherwise what follows is not there.
   std::vector<Shortage> shortages;
   std::vector<std::string> helps;  // what would make it fit, the least first

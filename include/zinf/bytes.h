@@ -19,6 +19,9 @@ Result<std::uint64_t> parse_bytes(std::string_view text);
 // "4 KiB", "17 B".
 std::string format_bytes(std::uint64_t bytes);
 
+// The same, rounded up: parse_bytes() of it is enough for so many.
+std::string format_bytes_up(std::uint64_t bytes);
+
 // Bandwidth for people, decimal: "3.71 GB/s".
 std::string format_rate(double bytes_per_second);
 

@@ -34,6 +34,10 @@ struct Cluster {
   std::uint64_t devices_per_uplink = 1;
   double nvme_read_rate = 0;  // of a node
   double nvme_write_rate = 0;
+  double nvme_rate = 0;  // both ways at once, together; 0: their sum
+  // Seconds of compute that a byte to or from NVMe takes from a device on the
+  // host's cores: it is moved by these, and through the same memory.
+  double nvme_drag = 0;
   double device_network_rate = 0;  // of a device, inside a node
   double node_network_rate = 0;    // of a node, to the others
 

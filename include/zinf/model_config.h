@@ -21,8 +21,17 @@ std::vector<std::string> model_types();
 // missing, zero or contradictory.
 Result<ModelShape> parse_config(std::string_view json);
 
-// The header of a safetensors file: its parameters, and a shape from the names
-// ("....layers.7....") and sizes of its tensors. kInvalid when it has none.
+// A tensor of a model: "model.layers.7.mlp.up_proj.weight".
+struct NamedShape {
+  std::string name;
+  std::vector<std::uint64_t> sizes;
+};
+// The parameters, and a shape from their names and sizes: a layer is what has
+// the same name up to its first number, or where no name has one, up to its
+// last dot. kInvalid when there are none.
+Result<ModelShape> shape_of(const std::vector<NamedShape>& tensors);
+
+// The same from the header of a safetensors file.
 Result<ModelShape> parse_safetensors_header(std::string_view json);
 
 // A config.json, a folder with one, or a .safetensors file.

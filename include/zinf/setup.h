@@ -2,6 +2,7 @@
 // mechanisms. Everything that a forecast depends on.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -14,6 +15,7 @@
 namespace zinf::plan {
 
 enum class Tier : std::uint8_t { kDevice, kHost, kNvme };
+inline constexpr std::array kTiers = {Tier::kDevice, Tier::kHost, Tier::kNvme};
 std::string_view tier_name(Tier tier);  // "device", "host", "NVMe"
 
 // Where each state lives between its uses.
@@ -103,6 +105,8 @@ struct Footprint {
   double on(Tier tier) const;
 };
 Footprint footprint(const Setup& setup);
+// Of these, what is on its way between host memory and NVMe.
+double moving_bytes(const Footprint& footprint);
 
 // What a rank may take: an equal part of its node's.
 double capacity(const Cluster& cluster, Tier tier);

@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -52,8 +53,13 @@ struct StepForecast {
 
 // kInvalid for a setup that makes no sense; kOverBudget when host memory does
 // not hold what one moment needs. Takes no care whether all tiers suffice: see
-// footprint(). Never less when a rate is lower.
+// footprint(). Never less when a rate is lower, never more when a tier has
+// more.
 Result<StepForecast> forecast_step(const Setup& setup);
+// The same, or nothing when the step takes `seconds` or longer, which is often
+// known sooner. Its bytes are those of a plan that is at most 0.5 % slower.
+Result<std::optional<StepForecast>> forecast_below(const Setup& setup,
+                                                   double seconds);
 
 // Floating-point operations of a step per device and second, as the paper
 // counts them: 8 per parameter and token, or 6 without recomputation.

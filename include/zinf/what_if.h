@@ -23,6 +23,14 @@ Result<std::vector<Variation>> what_if(const Request& request,
                                        std::string_view text);
 std::vector<std::string> what_if_names();
 
+// The same with the advice for each.
+struct Varied {
+  Variation variation;
+  Advice advice;
+};
+Result<std::vector<Varied>> sweep(const Request& request,
+                                  std::string_view text);
+
 // One change: a memory size is for one process (a rank), as in the engine.
 Status set(Request& request, std::string_view name, std::string_view value);
 

@@ -56,5 +56,6 @@ PYBIND11_MODULE(_C, module) {
   zinf::bind_ranks(module);
   zinf::bind_engine(module);
   zinf::bind_optim(module);
+  zinf::bind_plan(module);
   zinf::bind_faults(module);
 }

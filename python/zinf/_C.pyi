@@ -219,3 +219,16 @@ class BackwardUpdate:
     def begun(self) -> bool: ...
     def check_options(self, groups: Sequence[AdamOptions]) -> None: ...
     def end_step(self, updated: Sequence[Tensor]) -> None: ...
+
+def plan(
+    manager: Manager,
+    *,
+    name: str,
+    tensors: Sequence[tuple[str, Sequence[int]]],
+    cluster: str,
+    changes: Sequence[tuple[str, str]],
+    precision: str,
+    recompute: bool,
+    tokens: float,
+    what_if: str,
+) -> tuple[str, str]: ...

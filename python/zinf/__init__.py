@@ -22,8 +22,9 @@ if torch.__version__ != TORCH_VERSION:
 
 from zinf import _C
 from zinf._C import BudgetError, Need
+from zinf._plan import Plan
 from zinf.engine import Engine
 from zinf.optim import AdamW
 
 __version__ = _C.__version__
-__all__ = ["AdamW", "BudgetError", "Engine", "Need", "__version__"]
+__all__ = ["AdamW", "BudgetError", "Engine", "Need", "Plan", "__version__"]

@@ -19,6 +19,8 @@ from torch.nn.modules.module import (
 )
 
 from zinf import _C, _constructors, checkpoint
+from zinf._plan import Plan
+from zinf._plan import make as make_plan
 from zinf._probe import measure
 from zinf._ranks import SameRandom, end_rank, find_group, share_model
 from zinf._states import joined
@@ -222,6 +224,41 @@ class Engine:
         if not callable(step):
             raise TypeError(f"probe() takes a function that runs a step, not a {type(step).__name__}")
         return measure(self, step)
+
+    def plan(
+        self,
+        batch: float = 1,
+        seq: int | None = None,
+        cluster: str = "this",
+        *,
+        precision: str | None = None,
+        recompute: bool | None = None,
+        tokens: float = 0,
+        what_if: str | None = None,
+        **changes: Any,
+    ) -> Plan:
+        """What fits where and how fast the engine's model would train, as `zinf plan` says it.
+
+        batch, seq: samples per device and step, and tokens of a sample (1024).
+        cluster: a built-in one such as "dgx-a100", or a JSON file; "this": this machine with the engine's
+            budgets, measured in a few seconds.
+        precision: "fp32", "bf16" or "bf16-split"; by default what the weights have.
+        recompute: whether activations are computed again; False where activation_bytes is given.
+        tokens: to train for: time and cost. what_if: a sweep, such as "device_memory=24GB,80GB".
+        changes: what a sweep can change: device_memory, host_memory, nvme_bytes, nodes, micro_batches,
+            activation_bytes, price and others (docs/plan.md).
+
+        Example:
+            >>> plan = engine.plan(batch=4, seq=256, cluster="dgx-a100", device_memory="24GB")
+            >>> print(plan)  # a table
+            >>> plan["fits"], plan["step_seconds"]
+            (True, 0.0123)
+        """
+        self._check_open()
+        if cluster == "this" and self._manager.ranks is not None:
+            raise RuntimeError("plan() of this machine is for one process: name a cluster")
+        changes = {"batch": batch, "seq": seq, **changes}
+        return make_plan(self, cluster, precision, recompute, tokens, what_if, changes)
 
     def save(self, path: str | os.PathLike[str], extra: Any = None) -> None:
         """Writes weights, buffers, optimizer states, RNG states and `extra` to a new directory.

@@ -50,6 +50,35 @@ std::string_view strip(std::string_view text) {
   return text;
 }
 
+struct Scaled {
+  double value;
+  const char* unit;
+};
+
+// In the largest binary unit of which there is one.
+Scaled split(std::uint64_t bytes) {
+  constexpr std::array<const char*, 6> kNames = {"B",   "KiB", "MiB",
+                                                 "GiB", "TiB", "PiB"};
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (value >= 1024 && unit + 1 < kNames.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  return {value, kNames[unit]};
+}
+
+// Three significant digits, without trailing zeros.
+std::string number_text(double value) {
+  const char* format = value >= 100 ? "%.0f" : value >= 10 ? "%.1f" : "%.2f";
+  std::string number = strf(format, value);
+  if (number.find('.') != std::string::npos) {
+    while (number.back() == '0') number.pop_back();
+    if (number.back() == '.') number.pop_back();
+  }
+  return number;
+}
+
 }  // namespace
 
 Result<std::uint64_t> parse_bytes(std::string_view text) {
@@ -99,22 +128,17 @@ Result<std::uint64_t> parse_bytes(std::string_view text) {
 }
 
 std::string format_bytes(std::uint64_t bytes) {
-  constexpr std::array<const char*, 6> kNames = {"B",   "KiB", "MiB",
-                                                 "GiB", "TiB", "PiB"};
-  auto value = static_cast<double>(bytes);
-  std::size_t unit = 0;
-  while (value >= 1024 && unit + 1 < kNames.size()) {
-    value /= 1024;
-    ++unit;
-  }
-  // Three significant digits, without trailing zeros.
-  const char* format = value >= 100 ? "%.0f" : value >= 10 ? "%.1f" : "%.2f";
-  std::string number = strf(format, value);
-  if (number.find('.') != std::string::npos) {
-    while (number.back() == '0') number.pop_back();
-    if (number.back() == '.') number.pop_back();
-  }
-  return number + " " + kNames[unit];
+  const auto [value, unit] = split(bytes);
+  return number_text(value) + " " + unit;
+}
+
+std::string format_bytes_up(std::uint64_t bytes) {
+  const std::string near = format_bytes(bytes);
+  const Result<std::uint64_t> parsed = parse_bytes(near);
+  if (!parsed.ok() || parsed.value() >= bytes) return near;
+  const auto [value, unit] = split(bytes);
+  const double last = value >= 100 ? 1 : value >= 10 ? 0.1 : 0.01;
+  return number_text(value + last) + " " + unit;
 }
 
 std::string format_rate(double bytes_per_second) {

@@ -19,9 +19,11 @@ constexpr double kMostNodes = 1e7;
 constexpr double kMostBytes = 1e21;
 
 // Rates of built-in machines other than the paper's are from their makers'
-// sheets, less what protocols take: PCIe 4.0 and 5.0 x16 25 and 50 GB/s, drives
-// of the fourth generation 6.5 GB/s for reads and 4 for writes (3.84 TB), links
-// between nodes 70 % of their sum, as the DGX-2's 70 of 100.
+// sheets, less what protocols take: of memory 75 to 80 % and of NVLink 85 %,
+// PCIe 4.0 and 5.0 x16 (31.5 and 63 GB/s) 25 and 50 GB/s, drives of the fourth
+// generation 6.5 GB/s for reads and 4 for writes (3.84 TB; a choice, sheets
+// differ), links between nodes 70 % of their sum, as the DGX-2's 70 of 100.
+// Peaks are dense, in bf16.
 Cluster dgx2_v100() {
   return {.name = "dgx2-v100",
           .devices_per_node = 16,
@@ -41,6 +43,11 @@ Cluster dgx2_v100() {
           .drives = 8};
 }
 
+// NVIDIA DGX A100 (80 GB) data sheet and system architecture white paper: two
+// EPYC 7742 with 16 channels of DDR4-3200 (410 GB/s), two devices below a PCIe
+// 4.0 switch, NVLink of 600 GB/s both ways, eight ConnectX-6 of 200 Gb/s for
+// compute, eight U.2 drives of 3.84 TB. NVIDIA A100 80GB SXM data sheet: 2039
+// GB/s, 312 TFLOPS.
 Cluster dgx_a100() {
   return {.name = "dgx-a100",
           .devices_per_node = 8,
@@ -60,6 +67,10 @@ Cluster dgx_a100() {
           .drives = 8};
 }
 
+// NVIDIA DGX H100 data sheet: two Xeon 8480C with 16 channels of DDR5-4800 (614
+// GB/s), NVLink of 900 GB/s both ways, eight ConnectX-7 of 400 Gb/s, eight U.2
+// drives of 3.84 TB. Each device has a PCIe 5.0 x16 of its own: NVIDIA's MLPerf
+// systems name 504 GB/s for eight. H100 SXM data sheet: 3.35 TB/s, 989 TFLOPS.
 Cluster dgx_h100() {
   return {.name = "dgx-h100",
           .devices_per_node = 8,
@@ -79,6 +90,10 @@ Cluster dgx_h100() {
           .drives = 8};
 }
 
+// NVIDIA GH200 Grace Hopper Superchip data sheet: HBM3 of 4 TB/s, NVLink-C2C of
+// 900 GB/s both ways. Memory of 480 GB is clocked lower than that of 120 GB:
+// 384 GB/s, not 512 (Grace CPU data sheet), which is also the most that the
+// link can be given. One ConnectX-7 of 400 Gb/s.
 Cluster gh200() {
   return {.name = "gh200",
           .devices_per_node = 1,
@@ -88,8 +103,8 @@ Cluster gh200() {
           .peak_flops = 989e12,
           .achieved = kAchieved,
           .device_memory_rate = 3.2e12,
-          .host_memory_rate = 380e9,
-          .link_rate = 350e9,
+          .host_memory_rate = 0.8 * 384e9,
+          .link_rate = 0.8 * 384e9,
           .devices_per_uplink = 1,
           .nvme_read_rate = 2 * 6.5e9,
           .nvme_write_rate = 2 * 4e9,
@@ -98,6 +113,9 @@ Cluster gh200() {
           .drives = 2};
 }
 
+// NVIDIA Ada GPU architecture white paper: 1008 GB/s, 165 TFLOPS with sums in
+// fp32, PCIe 4.0 x16. The rest is a choice: two channels of DDR5-5200 (83
+// GB/s), a drive of the fourth generation, Ethernet of 10 Gb/s.
 Cluster rtx4090_workstation() {
   return {.name = "rtx4090-workstation",
           .devices_per_node = 1,
@@ -124,7 +142,7 @@ struct NumberMember {
   const char* name;
   double Cluster::* value;
 };
-constexpr std::array<NumberMember, 13> kNumbers = {{
+constexpr std::array<NumberMember, 15> kNumbers = {{
     {"device_bytes", &Cluster::device_bytes},
     {"host_bytes", &Cluster::host_bytes},
     {"nvme_bytes", &Cluster::nvme_bytes},
@@ -135,6 +153,8 @@ constexpr std::array<NumberMember, 13> kNumbers = {{
     {"link_rate", &Cluster::link_rate},
     {"nvme_read_rate", &Cluster::nvme_read_rate},
     {"nvme_write_rate", &Cluster::nvme_write_rate},
+    {"nvme_rate", &Cluster::nvme_rate},
+    {"nvme_drag", &Cluster::nvme_drag},
     {"device_network_rate", &Cluster::device_network_rate},
     {"node_network_rate", &Cluster::node_network_rate},
     {"price_per_hour", &Cluster::price_per_hour},

@@ -46,4 +46,13 @@ inline constexpr int kGathersAhead = 1;
 // read, what is in use, what is written ("tens of GB" in the paper).
 inline constexpr double kMovingLayers = 3;
 
+// A loss has a score for every word of the vocabulary, in fp32. At its worst
+// moment there are so many of each: logarithms, which are kept for backward,
+// and the gradients of these and of the scores.
+inline constexpr double kScores = 3;
+inline constexpr double kKeptScores = 1;
+
+// The engine's arena gives torch blocks of 2 MiB.
+inline constexpr double kRoundingBytes = 4 * 0x1p21;
+
 }  // namespace zinf::plan

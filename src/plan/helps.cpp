@@ -5,12 +5,35 @@
 #include <utility>
 
 #include "src/base/strf.h"
-#include "zinf/bytes.h"
+#include "src/plan/numbers.h"
+#include "src/plan/search.h"
 
 namespace zinf::plan {
 namespace {
 
-constexpr double kMostNodes = 65536;
+constexpr std::uint64_t kMostNodes = 65536;
+// More than so many times as much as there is would be no advice.
+constexpr double kMostTimes = 16;
+
+bool would_fit(const Request& request) {
+  if (!check(request).ok()) return false;
+  const auto all = candidates(request);
+  if (!all.ok()) return false;
+  for (const Candidate& one : all.value())
+    if (one.fits()) return true;
+  return false;
+}
+
+// The least whole number from `low` + 1 to `high` with which it fits, when it
+// fits with `high` and not with `low`.
+std::uint64_t bisect(std::uint64_t low, std::uint64_t high,
+                     const std::function<bool(std::uint64_t)>& fits) {
+  while (high - low > 1) {
+    const std::uint64_t middle = low + (high - low) / 2;
+    (fits(middle) ? high : low) = middle;
+  }
+  return high;
+}
 
 class Search {
  public:
@@ -26,10 +49,13 @@ class Search {
  private:
   using Change = std::function<void(Request&)>;
 
-  bool try_change(const std::string& text, const Change& change) {
+  bool fits(const Change& change) const {
     Request changed = request_;
     change(changed);
-    if (!check(changed).ok() || !would_fit(changed)) return false;
+    return would_fit(changed);
+  }
+  bool try_change(const std::string& text, const Change& change) {
+    if (!fits(change)) return false;
     found_.push_back(text);
     return true;
   }
@@ -41,7 +67,7 @@ class Search {
                  [](Request& r) { r.recompute = true; });
     }
     if (request_.precision == "bf16") {
-      try_change("split masters (precision bf16-split)",
+      try_change("split masters (--precision bf16-split)",
                  [](Request& r) { r.precision = "bf16-split"; });
     }
     for (std::uint64_t tiles = 2; tiles <= 64; tiles *= 2) {
@@ -55,61 +81,73 @@ class Search {
     }
   }
 
+  // The largest that fits.
   void batch() {
-    for (double batch = request_.batch / 2; batch >= 1; batch /= 2) {
-      const double whole = std::floor(batch);
-      const auto change = [&](Request& r) {
-        r.batch = whole;
+    const auto with = [&](std::uint64_t less) {
+      return fits([&](Request& r) {
+        r.batch = std::ceil(request_.batch) - double(less);
         r.micro_batches = 0;
-      };
-      if (try_change(strf("a batch of %.0f per device", whole), change)) return;
-    }
+      });
+    };
+    const auto most = static_cast<std::uint64_t>(std::ceil(request_.batch));
+    if (most < 2 || !with(most - 1)) return;
+    const std::uint64_t fitting = most - bisect(0, most - 1, with);
+    found_.push_back(strf("a batch of %llu per device (--batch %llu)",
+                          static_cast<unsigned long long>(fitting),
+                          static_cast<unsigned long long>(fitting)));
   }
 
-  // `member` doubled until it fits.
-  void more(const char* what, double Cluster::* member, double per) {
-    double value = request_.cluster.*member;
-    if (value <= 0) return;
-    for (int i = 0; i < 4; ++i) {  // more than 16 times is no advice
-      value *= 2;
-      const std::string text =
-          strf("%s of %s", what,
-               format_bytes(static_cast<std::uint64_t>(value / per)).c_str());
-      if (try_change(text, [&](Request& r) { r.cluster.*member = value; }))
-        return;
-    }
+  // Of one tier, for one process.
+  void more(Tier tier, const char* what, const char* option) {
+    const auto all = candidates(request_);
+    if (!all.ok()) return;
+    const std::optional<double> least = least_of(all.value(), tier);
+    const double has = capacity(request_.cluster, tier);
+    if (!least || *least > kMostTimes * has) return;
+    const std::string size = bytes_up_text(*least);
+    found_.push_back(strf("%s of %s (%s)", what, size.c_str(), option));
   }
 
   void add_nvme() {
-    double bytes =
-        8 * total_params(request_.shape) / double(request_.cluster.nodes);
-    for (int i = 0; i < 8; ++i, bytes *= 2) {
-      const auto change = [&](Request& r) {
-        r.cluster.nvme_bytes = bytes;
-        r.cluster.nvme_read_rate = r.cluster.nvme_write_rate = 1e9;
-      };
-      const std::string size = format_bytes(static_cast<std::uint64_t>(bytes));
-      if (try_change(strf("NVMe: %s per node", size.c_str()), change)) return;
-    }
+    Request with = request_;
+    with.cluster.nvme_bytes = 1e18;
+    with.cluster.nvme_read_rate = with.cluster.nvme_write_rate = 1e9;
+    const auto all = candidates(with);
+    if (!all.ok()) return;
+    const std::optional<double> least = least_of(all.value(), Tier::kNvme);
+    if (!least) return;
+    found_.push_back(strf("NVMe: %s per process (--nvme-bytes)",
+                          bytes_up_text(*least).c_str()));
   }
 
-  void machines() {
-    const Cluster& cluster = request_.cluster;
-    if (cluster.nvme_bytes <= 0) add_nvme();
-    const double ranks = double(cluster.devices_per_node);
-    more("NVMe per node", &Cluster::nvme_bytes, 1);
-    more("host memory per process", &Cluster::host_bytes, ranks);
-    if (!cluster.on_host) more("device memory", &Cluster::device_bytes, 1);
-    for (double nodes = 2 * double(cluster.nodes); nodes <= kMostNodes;
-         nodes *= 2) {
-      const auto change = [&](Request& r) {
-        r.cluster.nodes = static_cast<std::uint64_t>(nodes);
+  void nodes() {
+    const auto with = [&](std::uint64_t nodes) {
+      return fits([&](Request& r) {
+        r.cluster.nodes = nodes;
         if (r.cluster.node_network_rate <= 0) r.cluster.node_network_rate = 1e9;
         if (r.cluster.device_network_rate <= 0)
           r.cluster.device_network_rate = 1e9;
-      };
-      if (try_change(strf("%.0f nodes", nodes), change)) return;
+      });
+    };
+    std::uint64_t enough = 2 * request_.cluster.nodes;
+    while (enough <= kMostNodes && !with(enough)) enough *= 2;
+    if (enough > kMostNodes) return;
+    const std::uint64_t least = bisect(enough / 2, enough, with);
+    found_.push_back(strf("%llu nodes (--nodes %llu)",
+                          static_cast<unsigned long long>(least),
+                          static_cast<unsigned long long>(least)));
+  }
+
+  void machines() {
+    if (request_.cluster.nvme_bytes > 0) {
+      more(Tier::kNvme, "NVMe per process", "--nvme-bytes");
+    } else {
+      add_nvme();
     }
+    more(Tier::kHost, "host memory per process", "--host-memory");
+    if (!request_.cluster.on_host)
+      more(Tier::kDevice, "device memory", "--device-memory");
+    nodes();
   }
 
   const Request& request_;

@@ -8,9 +8,6 @@
 
 namespace zinf::plan {
 
-// Whether some placement fits.
-bool would_fit(const Request& request);
-
 // Changes each of which, alone, makes it fit: the cheapest first. Empty when
 // none of those that are tried does.
 std::vector<std::string> find_helps(const Request& request);

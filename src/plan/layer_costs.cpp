@@ -32,6 +32,8 @@ class Costs {
       costs.read_second = ranks_ / cluster_.nvme_read_rate;
     if (cluster_.nvme_write_rate > 0)
       costs.write_second = ranks_ / cluster_.nvme_write_rate;
+    if (cluster_.nvme_rate > 0) costs.move_second = ranks_ / cluster_.nvme_rate;
+    if (cluster_.on_host) costs.drag_second = cluster_.nvme_drag;
     return costs;
   }
 

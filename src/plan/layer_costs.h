@@ -35,6 +35,8 @@ struct LayerCosts {
   // Seconds per byte of a rank.
   double read_second = 0;
   double write_second = 0;
+  double move_second = 0;  // both ways together
+  double drag_second = 0;  // of compute
 };
 
 // The setup was checked.

@@ -23,7 +23,7 @@ Status check(const ModelShape& shape) {
   if (shape.seq == 0) refuse("a sequence length of 0");
   if (shape.heads > 0 && shape.block_params == 0 &&
       shape.hidden % shape.heads != 0) {
-    refuse(strf("%llu heads do not divide a hidden size of %llu",
+    refuse(strf("%llu heads that do not divide its hidden size of %llu",
                 static_cast<unsigned long long>(shape.heads),
                 static_cast<unsigned long long>(shape.hidden)));
   }

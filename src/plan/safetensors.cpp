@@ -9,7 +9,6 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
 #include <sstream>
 
@@ -27,63 +26,85 @@ Status corrupt(const std::string& text) {
   return Status::error(Code::kInvalid, "safetensors header: " + text);
 }
 
-// The number of the first part of a tensor's name that is one:
-// "model.layers.7.mlp.up_proj.weight" is of layer 7.
-std::optional<std::uint64_t> layer_of(const std::string& name) {
-  std::istringstream parts(name);
-  std::string part;
-  while (std::getline(parts, part, '.')) {
-    const bool digits =
-        !part.empty() && part.size() < 8 &&
-        std::ranges::all_of(part, [](char c) { return c >= '0' && c <= '9'; });
-    if (digits) return std::stoull(part);
-  }
-  return std::nullopt;
+bool is_number(std::string_view part) {
+  return !part.empty() &&
+         std::ranges::all_of(part, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-struct Tensor {
-  std::vector<double> sizes;
-  double elements = 1;
-};
+// What the tensors of a layer have in common, "" where there is none: the name
+// up to its first number. "model.layers.7.mlp.up_proj.weight" is of
+// "model.layers.7".
+std::string numbered_layer(std::string_view name) {
+  std::size_t begin = 0;
+  while (begin < name.size()) {
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    if (is_number(name.substr(begin, end - begin)))
+      return std::string(name.substr(0, end));
+    begin = end + 1;
+  }
+  return "";
+}
 
-Result<Tensor> read_tensor(const std::string& name, const json& entry) {
-  Tensor tensor;
+// Where no layer is numbered: its module. "encoder.weight" is of "encoder".
+std::string module_of(std::string_view name) {
+  const std::size_t dot = name.rfind('.');
+  return std::string(dot == name.npos ? name : name.substr(0, dot));
+}
+
+Result<NamedShape> read_tensor(const std::string& name, const json& entry) {
   if (!entry.is_object() || !entry.contains("shape") ||
       !entry["shape"].is_array())
     return corrupt(name + " has no shape");
+  NamedShape tensor{.name = name, .sizes = {}};
   for (const json& size : entry["shape"]) {
     if (!size.is_number_unsigned())
       return corrupt(name + " has a size that is no number");
-    tensor.sizes.push_back(size.get<double>());
-    tensor.elements *= tensor.sizes.back();
+    tensor.sizes.push_back(size.get<std::uint64_t>());
   }
   return tensor;
 }
 
-// What a file's tensors add up to.
+double elements(const NamedShape& tensor) {
+  double count = 1;
+  for (const std::uint64_t size : tensor.sizes) count *= double(size);
+  return count;
+}
+
+// What a model's tensors add up to.
 struct Sums {
-  std::set<std::uint64_t> layers;
+  std::set<std::string> layers;
   double in_layers = 0;
   double others = 0;
   double largest = 0;
   // A transformer's hidden size is the size that occurs most often.
-  std::map<double, int> sizes;
+  std::map<std::uint64_t, int> sizes;
 };
 
-Result<Sums> add_up(const json& header) {
+Sums add_up(const std::vector<NamedShape>& tensors,
+            std::string (*layer_of)(std::string_view)) {
   Sums sums;
-  for (const auto& [name, entry] : header.items()) {
-    if (name == "__metadata__") continue;
-    ZINF_ASSIGN(const Tensor tensor, read_tensor(name, entry));
-    const auto layer = layer_of(name);
-    if (layer) sums.layers.insert(*layer);
-    (layer ? sums.in_layers : sums.others) += tensor.elements;
-    if (tensor.sizes.size() == 2)
-      sums.largest = std::max(sums.largest, tensor.elements);
-    if (!layer) continue;
-    for (const double size : tensor.sizes) ++sums.sizes[size];
+  for (const NamedShape& tensor : tensors) {
+    const std::string layer = layer_of(tensor.name);
+    const double count = elements(tensor);
+    sums.largest = std::max(sums.largest, count);
+    (layer.empty() ? sums.others : sums.in_layers) += count;
+    if (layer.empty()) continue;
+    sums.layers.insert(layer);
+    for (const std::uint64_t size : tensor.sizes) ++sums.sizes[size];
   }
   return sums;
+}
+
+// The longest table with a row of the hidden size, outside of layers.
+std::uint64_t vocabulary(const std::vector<NamedShape>& tensors,
+                         std::uint64_t hidden) {
+  std::uint64_t rows = 0;
+  for (const NamedShape& one : tensors) {
+    const bool table = one.sizes.size() == 2 && one.sizes[1] == hidden;
+    if (table && numbered_layer(one.name).empty())
+      rows = std::max(rows, one.sizes[0]);
+  }
+  return rows;
 }
 
 Result<std::string> read_header(const std::string& path) {
@@ -116,21 +137,36 @@ Result<std::string> read_text(const std::string& path) {
 
 }  // namespace
 
-Result<ModelShape> parse_safetensors_header(std::string_view text) {
-  const json header = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!header.is_object()) return corrupt("not a JSON object");
-  ZINF_ASSIGN(const Sums sums, add_up(header));
-  if (sums.layers.empty() || sums.sizes.empty())
-    return corrupt("no tensor of a numbered layer is in it");
+Result<ModelShape> shape_of(const std::vector<NamedShape>& tensors) {
+  Sums sums = add_up(tensors, numbered_layer);
+  const bool numbered = !sums.layers.empty();
+  if (!numbered) sums = add_up(tensors, module_of);
+  if (sums.sizes.empty())
+    return Status::error(Code::kInvalid, "the model has no tensors with sizes");
   const auto hidden = std::ranges::max_element(
       sums.sizes, {}, [](const auto& one) { return one.second; });
   ModelShape shape;
   shape.layers = sums.layers.size();
-  shape.hidden = static_cast<std::uint64_t>(hidden->first);
+  shape.hidden = hidden->first;
+  if (numbered) shape.vocab = vocabulary(tensors, shape.hidden);
   shape.block_params = sums.in_layers / double(shape.layers);
   shape.other_params = sums.others;
   shape.largest_params = sums.largest;
   ZINF_TRY(check(shape));
+  return shape;
+}
+
+Result<ModelShape> parse_safetensors_header(std::string_view text) {
+  const json header = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!header.is_object()) return corrupt("not a JSON object");
+  std::vector<NamedShape> tensors;
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") continue;
+    ZINF_ASSIGN(NamedShape tensor, read_tensor(name, entry));
+    tensors.push_back(std::move(tensor));
+  }
+  Result<ModelShape> shape = shape_of(tensors);
+  if (!shape.ok()) return shape.status().in("safetensors header");
   return shape;
 }
 

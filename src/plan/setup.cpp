@@ -10,6 +10,7 @@
 //     go on at once (figure 5c: otherwise 1T would reach 22 TFLOPS, not 27).
 #include "zinf/setup.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "src/base/strf.h"
@@ -120,20 +121,45 @@ double Footprint::on(Tier tier) const {
 
 namespace {
 
+constexpr const char* kMoving = "moves under way";
+
+// Its weight and gradient.
+double largest_operator_bytes(const Setup& setup) {
+  const Precision& precision = setup.precision;
+  return (precision.weight + precision.grad) * largest_params(setup.shape) /
+         (double(setup.model_parallel) * double(setup.mechanisms.tiles));
+}
+
+// Activations beside those that are kept: of a block that is computed again, or
+// gradients of the widest output and of what it was made from. Or what a loss
+// makes of its scores, when no operator has its weight there.
+double working_bytes(const Setup& setup, double batch) {
+  const ModelShape& shape = setup.shape;
+  const double precision = setup.precision.weight;
+  const double tokens = batch * double(shape.seq);
+  const double block =
+      setup.recompute
+          ? recompute_bytes(shape, batch) * precision / paper_precision().weight
+          : 2 * precision * tokens * 4 * double(shape.hidden);
+  const double copies = setup.recompute ? kScores : kScores - kKeptScores;
+  const double scores = copies * 4 * tokens * double(shape.vocab);
+  return std::max(block, scores - largest_operator_bytes(setup));
+}
+
 // What computing takes at the worst moment.
 void add_working(const Setup& setup, std::vector<Taken>& taken) {
-  const Precision& precision = setup.precision;
-  const Mechanisms& by = setup.mechanisms;
-  const double split = double(setup.model_parallel) * double(by.tiles);
   const double micro = setup.batch / double(setup.micro_batches);
   taken.push_back({"largest operator's weight and gradient", Tier::kDevice,
-                   (precision.weight + precision.grad) *
-                       largest_params(setup.shape) / split});
-  if (setup.recompute) {
-    taken.push_back({"activations of one block", Tier::kDevice,
-                     recompute_bytes(setup.shape, micro) * precision.weight /
-                         paper_precision().weight});
-  }
+                   largest_operator_bytes(setup)});
+  taken.push_back(
+      {"activations at work", Tier::kDevice, working_bytes(setup, micro)});
+}
+
+// Memory comes in blocks of which the last of each kind is not full: of
+// activations, small tensors, a gradient and moves.
+void add_rounding(const Setup& setup, std::vector<Taken>& taken) {
+  if (setup.cluster.on_host)
+    taken.push_back({"blocks that are not full", Tier::kHost, kRoundingBytes});
 }
 
 void add_activations(const Setup& setup, std::vector<Taken>& taken) {
@@ -165,7 +191,9 @@ void add_states(const Setup& setup, std::vector<Taken>& taken) {
                    precision.states * params_per_rank(setup, 1)});
 }
 
-// What is on its way between host and NVMe.
+// What is on its way between host and NVMe: so many layers, but not less than
+// the largest parameter, whose update has all of its states there at once. An
+// embedding is often larger than layers are.
 void add_moving(const Setup& setup, std::vector<Taken>& taken) {
   double bytes = 0;
   const Placement& at = setup.placement;
@@ -176,8 +204,12 @@ void add_moving(const Setup& setup, std::vector<Taken>& taken) {
   if (at.grads == Tier::kNvme && keeps_grads(setup))
     bytes += setup.precision.kept_grad * params_per_rank(setup, 1);
   if (bytes == 0) return;
-  taken.push_back({"moves under way", Tier::kHost,
-                   kMovingLayers * bytes / double(setup.shape.layers)});
+  const double layers = kMovingLayers / double(setup.shape.layers);
+  const double largest = largest_params(setup.shape) /
+                         total_params(setup.shape) /
+                         double(setup.mechanisms.tiles);
+  taken.push_back(
+      {kMoving, Tier::kHost, bytes * std::min(1.0, std::max(layers, largest))});
 }
 
 }  // namespace
@@ -188,11 +220,19 @@ Footprint footprint(const Setup& setup) {
   add_activations(setup, all.taken);
   add_working(setup, all.taken);
   add_moving(setup, all.taken);
+  add_rounding(setup, all.taken);
   if (setup.cluster.on_host) {
     for (Taken& one : all.taken)
       if (one.tier == Tier::kDevice) one.tier = Tier::kHost;
   }
   return all;
+}
+
+double moving_bytes(const Footprint& footprint) {
+  double bytes = 0;
+  for (const Taken& one : footprint.taken)
+    if (one.what == kMoving) bytes += one.bytes;
+  return bytes;
 }
 
 double capacity(const Cluster& cluster, Tier tier) {

@@ -15,6 +15,20 @@ namespace {
 // that what makes a task longer makes the sum longer.
 constexpr int kSteps = 4;
 
+// By state: whether a step begins with it in memory, because the plan does
+// something else with it before it is fetched, or nothing.
+std::vector<bool> states_here(const Plan* plan, std::size_t count) {
+  std::vector<bool> here(count, true);
+  if (plan == nullptr) return here;
+  std::vector<bool> seen(count);
+  for (const Action& action : plan->actions) {
+    if (!seen[action.state])
+      here[action.state] = action.kind != ActionKind::kFetch;
+    seen[action.state] = true;
+  }
+  return here;
+}
+
 class Simulation {
  public:
   Simulation(const Setup& setup, const Program& program,
@@ -28,7 +42,7 @@ class Simulation {
         read_(states_.size()),
         written_(states_.size()),
         changed_(states_.size()),
-        here_(states_.size()),
+        here_(states_here(plan, states_.size())),
         layers_(program.index.layers) {}
 
   StepForecast run() {
@@ -99,9 +113,20 @@ class Simulation {
   }
   Moment issue_nvme(Lane lane, double bytes,
                     std::initializer_list<Moment> after) {
+    if (bytes <= 0) return issue(lane, {}, 1, after);
     const double second =
         lane == Lane::kNvmeRead ? costs_.read_second : costs_.write_second;
-    return issue(lane, {.seconds = bytes * second, .bytes = bytes}, 1, after);
+    const Moment end =
+        issue(lane, {.seconds = bytes * second, .bytes = bytes}, 1, after);
+    steal(bytes * costs_.drag_second);
+    // A drive has less for both ways at once than for each.
+    moved_ = std::max(moved_, reached_) + bytes * costs_.move_second;
+    line_.hold(lane, moved_);
+    return std::max(end, moved_);
+  }
+  // Where devices compute on the host's cores, others take time from them.
+  void steal(double seconds) {
+    if (seconds > 0) line_.add(Lane::kCompute, seconds, {});
   }
 
   // See Note [Plan] in zinf/plan.h.
@@ -236,6 +261,7 @@ class Simulation {
         Lane::kUpdate, costs_.update, 1,
         {layer.grad_ready, read_[states], read_[program_.index.grad(index)],
          read_[weight], by_.update_in_backward ? 0 : reached_});
+    if (setup_.cluster.on_host) steal(costs_.update.seconds);
     changed_[states] = done;
     changed_[weight] = done;
     const Moment sent =
@@ -253,6 +279,7 @@ class Simulation {
   StepForecast forecast_;
   Moment reached_ = 0;  // the position's turn has come
   Moment room_ = 0;     // memory that the plan counts on is given back
+  Moment moved_ = 0;    // what was issued to NVMe, both ways
   std::size_t next_copy_ = 0;
   std::size_t next_gather_ = 0;
   std::vector<Ahead> ahead_;  // by position

@@ -32,6 +32,12 @@ class Timeline {
     return free;
   }
 
+  // The lane does nothing before that.
+  void hold(Lane lane, Moment until) {
+    free_[index(lane)] = std::max(free_[index(lane)], until);
+    end_ = std::max(end_, until);
+  }
+
   Moment end() const { return end_; }  // of all tasks
   double busy(Lane lane) const { return busy_[index(lane)]; }
 

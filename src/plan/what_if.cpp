@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <utility>
 
 #include "src/base/strf.h"
 #include "src/base/suggest.h"
@@ -21,6 +22,13 @@ struct Knob {
 };
 
 std::uint64_t whole(double value) { return static_cast<std::uint64_t>(value); }
+
+// One way of a drive; what it does both ways at once changes with it.
+void set_way(Cluster& cluster, double Cluster::* way, double rate) {
+  const double before = cluster.*way;
+  if (before > 0) cluster.nvme_rate *= rate / before;
+  cluster.*way = rate;
+}
 
 constexpr std::array<Knob, 18> kKnobs = {{
     {"device_memory", Kind::kBytes,
@@ -53,9 +61,13 @@ constexpr std::array<Knob, 18> kKnobs = {{
     {"link_rate", Kind::kRate,
      [](Request& r, double v) { r.cluster.link_rate = v; }},
     {"nvme_read_rate", Kind::kRate,
-     [](Request& r, double v) { r.cluster.nvme_read_rate = v; }},
+     [](Request& r, double v) {
+       set_way(r.cluster, &Cluster::nvme_read_rate, v);
+     }},
     {"nvme_write_rate", Kind::kRate,
-     [](Request& r, double v) { r.cluster.nvme_write_rate = v; }},
+     [](Request& r, double v) {
+       set_way(r.cluster, &Cluster::nvme_write_rate, v);
+     }},
     {"network_rate", Kind::kRate,
      [](Request& r, double v) { r.cluster.node_network_rate = v; }},
     {"peak_flops", Kind::kNumber,
@@ -131,6 +143,18 @@ Result<std::vector<Variation>> what_if(const Request& request,
     ZINF_TRY(set(one.request, name, value));
     ZINF_TRY(check(one.request).in(one.name + "=" + one.value));
     all.push_back(std::move(one));
+  }
+  return all;
+}
+
+Result<std::vector<Varied>> sweep(const Request& request,
+                                  std::string_view text) {
+  ZINF_ASSIGN(std::vector<Variation> variations, what_if(request, text));
+  std::vector<Varied> all;
+  all.reserve(variations.size());
+  for (Variation& one : variations) {
+    ZINF_ASSIGN(Advice advice, advise(one.request));
+    all.push_back({std::move(one), std::move(advice)});
   }
   return all;
 }

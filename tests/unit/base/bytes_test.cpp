@@ -53,6 +53,9 @@ TEST(Bytes, FormatsForPeople) {
   EXPECT_EQ(format_bytes(4096), "4 KiB");
   EXPECT_EQ(format_bytes(3u << 29), "1.5 GiB");
   EXPECT_EQ(format_bytes(12'345'678), "11.8 MiB");
+  EXPECT_EQ(format_bytes_up(12'345'678), "11.8 MiB");
+  EXPECT_EQ(format_bytes_up(12'400'000), "11.9 MiB");
+  EXPECT_EQ(format_bytes_up(3u << 29), "1.5 GiB");
   EXPECT_EQ(format_bytes(std::numeric_limits<std::uint64_t>::max()),
             "16384 PiB");
   EXPECT_EQ(format_rate(3.714e9), "3.71 GB/s");
@@ -66,6 +69,13 @@ RC_GTEST_PROP(Bytes, FormattedSizesParseBackWithinRounding,
   double error =
       std::abs(static_cast<double>(back.value()) - static_cast<double>(bytes));
   RC_ASSERT(error <= 0.006 * static_cast<double>(bytes));
+}
+
+RC_GTEST_PROP(Bytes, SizesThatAreRoundedUpAreEnough, (std::uint64_t bytes)) {
+  const Result<std::uint64_t> back = parse_bytes(format_bytes_up(bytes));
+  RC_PRE(back.ok());
+  RC_ASSERT(back.value() >= bytes);
+  RC_ASSERT(double(back.value()) <= 1.011 * double(bytes));
 }
 
 RC_GTEST_PROP(Bytes, ParsingNeverFailsBadly, (const std::string& text)) {

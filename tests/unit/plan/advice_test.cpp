@@ -3,7 +3,13 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
 #include "tests/support/ok.h"
+#include "zinf/bytes.h"
 #include "zinf/what_if.h"
 
 namespace zinf::plan {
@@ -34,20 +40,109 @@ TEST(Advice, SevenBillionTrainOnAWorkstation) {
   EXPECT_EQ(advice.bounds.size(), kLanes - 1);
 }
 
-TEST(Advice, TheLeastBudgetsAreEnoughAndLessIsNot) {
-  const Request request = seven_billion();
-  const LeastBudgets least = ok(advise(request)).least;
-  Request tight = request;
-  tight.cluster.device_bytes = 1.001 * least.device;
-  tight.cluster.host_bytes = 1.001 * least.host;
-  tight.cluster.nvme_bytes = 1.001 * least.nvme;
-  EXPECT_TRUE(ok(advise(tight)).fits());
-  for (double Cluster::* member :
-       {&Cluster::device_bytes, &Cluster::host_bytes, &Cluster::nvme_bytes}) {
-    Request less = tight;
-    less.cluster.*member *= 0.9;
-    EXPECT_FALSE(ok(advise(less)).fits());
+// Of one process.
+void set_memory(Request& request, Tier tier, double bytes) {
+  Cluster& cluster = request.cluster;
+  const double ranks = double(cluster.devices_per_node);
+  switch (tier) {
+    case Tier::kDevice:
+      cluster.device_bytes = bytes;
+      return;
+    case Tier::kHost:
+      cluster.host_bytes = ranks * bytes;
+      return;
+    case Tier::kNvme:
+      cluster.nvme_bytes = ranks * bytes;
+      return;
   }
+}
+
+std::optional<double> least(const Advice& advice, Tier tier) {
+  return advice.least[static_cast<std::size_t>(tier)];
+}
+
+// As a person would who reads it off the table.
+double printed(double bytes) {
+  return double(ok(parse_bytes(
+      format_bytes_up(static_cast<std::uint64_t>(std::ceil(bytes))))));
+}
+
+// A small model on a workstation that it may or may not fit on.
+Request any_request() {
+  Request request = seven_billion();
+  request.shape = {.layers = *rc::gen::inRange<std::uint64_t>(1, 9),
+                   .hidden = 1024,
+                   .heads = 16,
+                   .vocab = 1000 * *rc::gen::inRange<std::uint64_t>(0, 50),
+                   .seq = 512};
+  request.batch = *rc::gen::inRange(1, 9);
+  request.recompute = *rc::gen::arbitrary<bool>();
+  request.cluster.devices_per_node = *rc::gen::inRange<std::uint64_t>(1, 3);
+  const auto part = [](double most) {
+    return most * std::pow(2.0, -double(*rc::gen::inRange(0, 60)) / 10);
+  };
+  request.cluster.device_bytes = part(4e9);
+  request.cluster.host_bytes = part(8e9);
+  request.cluster.nvme_bytes = *rc::gen::element(0.0, part(16e9), part(16e9));
+  return request;
+}
+
+RC_GTEST_PROP(Advice, WithTheLeastOfATierItFitsAndWithLessItDoesNot, ()) {
+  const Request request = any_request();
+  const Advice advice = ok(advise(request));
+  for (const Tier tier : kTiers) {
+    const std::optional<double> bytes = least(advice, tier);
+    if (!bytes) {
+      RC_ASSERT(!advice.fits());
+      continue;
+    }
+    if (advice.fits()) RC_ASSERT(*bytes <= advice.footprint.on(tier));
+    if (tier == Tier::kNvme && request.cluster.nvme_bytes <= 0) continue;
+    Request tight = request;
+    set_memory(tight, tier, std::max(printed(*bytes), 1.0));
+    RC_ASSERT(ok(advise(tight)).fits());
+    set_memory(tight, tier, 0.95 * *bytes);
+    if (check(tight).ok()) RC_ASSERT(!ok(advise(tight)).fits() || *bytes == 0);
+  }
+}
+
+RC_GTEST_PROP(Advice, WhatIsShortIsWhatTheLeastSays, ()) {
+  Request request = any_request();
+  request.cluster.device_bytes /= 100;
+  request.cluster.host_bytes /= 100;
+  const Advice advice = ok(advise(request));
+  if (advice.fits()) return;
+  bool alone = false;  // more of one tier would do
+  for (const Tier tier : kTiers) alone |= least(advice, tier).has_value();
+  RC_ASSERT(alone == (advice.shortages.size() == 1));
+  if (alone) {
+    RC_ASSERT(advice.shortages[0].needs ==
+              *least(advice, advice.shortages[0].tier));
+  }
+}
+
+TEST(Advice, TheHostIsNamedWhereItIsShort) {
+  Request request = seven_billion();
+  request.cluster.host_bytes = 1e9;
+  const Advice advice = ok(advise(request));
+  ASSERT_EQ(advice.shortages.size(), 1u);
+  EXPECT_EQ(advice.shortages[0].tier, Tier::kHost);
+  const double needs = advice.shortages[0].needs;
+  const std::string size =
+      format_bytes_up(static_cast<std::uint64_t>(std::ceil(needs)));
+  EXPECT_NE(std::ranges::find(advice.helps, "host memory per process of " +
+                                                size + " (--host-memory)"),
+            advice.helps.end());
+}
+
+TEST(Advice, NothingGoesToNvmeThatBringsNothing) {
+  Request request = seven_billion();
+  request.shape.layers = 2;
+  const Advice advice = ok(advise(request));
+  EXPECT_EQ(advice.footprint.on(Tier::kNvme), 0);
+  request = seven_billion();
+  request.cluster.host_bytes = 1e12;
+  EXPECT_EQ(ok(advise(request)).footprint.on(Tier::kNvme), 0);
 }
 
 TEST(Advice, WhatDoesNotFitIsToldWithWhatWouldHelp) {
@@ -109,30 +204,43 @@ TEST(Advice, BadRequestsAreTold) {
   EXPECT_FALSE(advise(request).ok());
 }
 
-RC_GTEST_PROP(Advice, NeverQuickerWhenARateFallsNorSlowerWithMoreMemory, ()) {
-  Request request = seven_billion();
-  request.shape.layers = *rc::gen::inRange<std::uint64_t>(1, 6);
-  request.shape.hidden = 1024;
-  request.shape.vocab = 0;
-  request.batch = *rc::gen::inRange(1, 5);
-  const auto scaled = [](double most) {
-    return most * double(*rc::gen::inRange(20, 100)) / 100;
-  };
-  request.cluster.device_bytes = scaled(2e9);
-  request.cluster.host_bytes = scaled(4e9);
-  request.cluster.nvme_bytes = scaled(8e9);
+RC_GTEST_PROP(Advice, NeverQuickerWhenARateFalls, ()) {
+  const Request request = any_request();
   const Advice before = ok(advise(request));
   RC_PRE(before.fits());
   Request slower = request;
   slower.cluster.nvme_read_rate *= 0.5;
   slower.cluster.link_rate *= 0.7;
   RC_ASSERT(ok(advise(slower)).step.seconds >=
-            (1 - 1e-9) * before.step.seconds);
-  Request roomier = request;
-  roomier.cluster.device_bytes *= 4;
-  roomier.cluster.nvme_bytes *= 4;
-  RC_ASSERT(ok(advise(roomier)).step.seconds <=
-            (1 + 1e-9) * before.step.seconds);
+            (1 - 1e-8) * before.step.seconds);
+}
+
+RC_GTEST_PROP(Advice, NeverSlowerWithMoreMemory, ()) {
+  const Request request = any_request();
+  const Advice before = ok(advise(request));
+  RC_PRE(before.fits());
+  for (double Cluster::* member :
+       {&Cluster::device_bytes, &Cluster::host_bytes, &Cluster::nvme_bytes}) {
+    Request roomier = request;
+    roomier.cluster.*member *= 1 + double(*rc::gen::inRange(1, 300)) / 100;
+    const Advice after = ok(advise(roomier));
+    RC_ASSERT(after.fits());
+    RC_ASSERT(after.step.seconds <= (1 + 1e-8) * before.step.seconds);
+  }
+}
+
+TEST(Advice, EveryGigabyteOfHostMemoryHelpsOrDoesNothing) {
+  Request request = seven_billion();
+  request.shape.seq = 1024;
+  double before = std::numeric_limits<double>::infinity();
+  for (double bytes = 9e9; bytes < 140e9; bytes *= 1.04) {
+    request.cluster.host_bytes = bytes;
+    const Advice advice = ok(advise(request));
+    if (!advice.fits()) continue;
+    EXPECT_LE(advice.step.seconds, (1 + 1e-8) * before) << bytes;
+    before = advice.step.seconds;
+  }
+  EXPECT_LT(before, 1e9);
 }
 
 std::string refusal(std::string_view text) {

@@ -66,6 +66,23 @@ TEST(PlanCommand, SweepsOneValue) {
   EXPECT_LE(sweep[2]["step_seconds"], sweep[1]["step_seconds"]);
 }
 
+TEST(PlanCommand, ASweepOfWhichNothingFitsIsAFailure) {
+  const Outcome out = run(std::string(kModel) +
+                          "--cluster rtx4090-workstation --what-if "
+                          "host_memory=1MB,2MB");
+  EXPECT_EQ(out.code, 1) << out.text;
+  EXPECT_NE(out.text.find("none of them fits"), std::string::npos) << out.text;
+}
+
+TEST(PlanCommand, LargeNumbersAreWrittenForPeople) {
+  const Outcome out = run(std::string(kModel) +
+                          "--cluster rtx4090-workstation --tokens 1e12 "
+                          "--price 2.5");
+  EXPECT_EQ(out.code, 0) << out.text;
+  EXPECT_EQ(out.text.find("e+"), std::string::npos) << out.text;
+  EXPECT_NE(out.text.find(" years and cost "), std::string::npos) << out.text;
+}
+
 TEST(PlanCommand, WhatDoesNotFitIsAFailure) {
   const Outcome out =
       run("--layers 2000 --hidden 25600 --cluster rtx4090-workstation");
@@ -99,7 +116,7 @@ TEST(PlanCommand, BadInputIsTold) {
            Bad{"--cluster gh200", "no model"},
            Bad{"--layers 0 --hidden 64 --cluster gh200", "no layers"},
            Bad{"--layers 4 --hidden 10 --heads 3 --cluster gh200",
-               "3 heads do not divide"},
+               "3 heads that do not divide"},
            Bad{"x.json --layers 4 --cluster gh200", "contradict"},
            Bad{"--layers 4 --hidden 64 --cluster gh20", "did you mean gh200?"},
            Bad{"--layers 4 --hidden 64 --cluster gh200 --batch 0",
@@ -118,6 +135,16 @@ TEST(PlanCommand, BadInputIsTold) {
                "10^18"},
            Bad{"--layers 99999999999999999999 --hidden 1 --cluster gh200",
                "10^18"},
+           Bad{"--layers -1 --hidden 64 --cluster gh200",
+               "--layers -1: it cannot be negative"},
+           Bad{"--layers=-1 --hidden 64 --cluster gh200",
+               "\"-1\" must be a whole number"},
+           Bad{"--layers 1.5 --hidden 64 --cluster gh200",
+               "\"1.5\" must be a whole number"},
+           Bad{"--layers 4 --hidden 64 --paper --what-if batch=1,2",
+               "--paper prints tables"},
+           Bad{"--paper --what-if batch=1,2", "contradict"},
+           Bad{"--paper --beyond", "contradict each other"},
            Bad{"--layers 4 --hiden 64", "did you mean --hidden?"},
        }) {
     const Outcome out = run(bad.arguments);

@@ -133,6 +133,28 @@ TEST(ModelConfig, ASafetensorsHeaderTellsTheShape) {
   EXPECT_EQ(shape.hidden, 8u);
   EXPECT_DOUBLE_EQ(total_params(shape), 800 + 2 * (256 + 256 + 8));
   EXPECT_DOUBLE_EQ(largest_params(shape), 800);
+  EXPECT_EQ(shape.vocab, 100u);
+}
+
+TEST(ModelConfig, LayersOfSeveralStacksAreCounted) {
+  const ModelShape shape = ok(shape_of({{"encoder.block.0.weight", {8, 8}},
+                                        {"encoder.block.1.weight", {8, 8}},
+                                        {"decoder.block.0.weight", {8, 8}},
+                                        {"shared.weight", {100, 8}}}));
+  EXPECT_EQ(shape.layers, 3u);
+  EXPECT_EQ(shape.hidden, 8u);
+  EXPECT_DOUBLE_EQ(total_params(shape), 3 * 64 + 800);
+}
+
+TEST(ModelConfig, WhereNoLayerIsNumberedModulesAreLayers) {
+  const ModelShape shape = ok(shape_of({{"fc1.weight", {8, 16}},
+                                        {"fc1.bias", {8}},
+                                        {"fc2.weight", {4, 8, 3, 3}}}));
+  EXPECT_EQ(shape.layers, 2u);
+  EXPECT_DOUBLE_EQ(total_params(shape), 8 * 16 + 8 + 4 * 8 * 9);
+  EXPECT_DOUBLE_EQ(largest_params(shape), 4 * 8 * 9);
+  EXPECT_EQ(ok(shape_of({{"weight", {5}}})).layers, 1u);
+  EXPECT_NE(shape_of({}).status().text().find("no tensors"), std::string::npos);
 }
 
 TEST(ModelConfig, FilesAndFoldersAreRead) {

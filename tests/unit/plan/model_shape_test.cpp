@@ -62,7 +62,8 @@ TEST(ModelShape, TellsEveryProblem) {
 TEST(ModelShape, RefusesHeadsThatDoNotDivide) {
   const Status status =
       check(ModelShape{.layers = 1, .hidden = 10, .heads = 3});
-  EXPECT_NE(status.text().find("3 heads do not divide"), std::string::npos);
+  EXPECT_NE(status.text().find("3 heads that do not divide"),
+            std::string::npos);
 }
 
 TEST(ModelShape, RefusesMoreThanCanBeCounted) {

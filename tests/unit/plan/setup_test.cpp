@@ -48,12 +48,12 @@ TEST(Setup, GradientsThatAreConsumedAreNotKept) {
 TEST(Setup, MicroBatchesAndTilesTakeLessWorkingMemory) {
   auto setup = small();
   setup.batch = 8;
-  const double whole = bytes_of(setup, "activations of one block");
+  const double whole = bytes_of(setup, "activations at work");
   const double largest =
       bytes_of(setup, "largest operator's weight and gradient");
   setup.micro_batches = 4;
   setup.mechanisms.tiles = 16;
-  EXPECT_DOUBLE_EQ(bytes_of(setup, "activations of one block"), whole / 4);
+  EXPECT_DOUBLE_EQ(bytes_of(setup, "activations at work"), whole / 4);
   EXPECT_DOUBLE_EQ(bytes_of(setup, "largest operator's weight and gradient"),
                    largest / 16);
 }

@@ -10,7 +10,7 @@
 namespace zinf::plan {
 namespace {
 
-const std::vector<Tier> kTiers = {Tier::kDevice, Tier::kHost, Tier::kNvme};
+const std::vector<Tier> kAnyTier(kTiers.begin(), kTiers.end());
 constexpr Placement kOnNvme = {
     .weights = Tier::kNvme, .grads = Tier::kNvme, .states = Tier::kNvme};
 
@@ -87,6 +87,15 @@ TEST(StepForecast, ZinfMovesThirtyBytesWithNothingKept) {
   EXPECT_NEAR(nvme_bytes_per_param(setup), 20, 1.0);
 }
 
+TEST(StepForecast, WhatNeverMovesIsAsQuickAsOnTheHost) {
+  auto setup = single();
+  setup.cluster.host_bytes = 20 * total_params(setup.shape);
+  const double on_nvme = ok(forecast_step(setup)).seconds;
+  setup.placement = {
+      .weights = Tier::kHost, .grads = Tier::kHost, .states = Tier::kHost};
+  EXPECT_NEAR(ok(forecast_step(setup)).seconds, on_nvme, 1e-6 * on_nvme);
+}
+
 TEST(StepForecast, WhatFitsInHostMemoryIsNotMoved) {
   auto setup = single();
   setup.cluster.host_bytes = 20 * total_params(setup.shape);
@@ -98,6 +107,51 @@ TEST(StepForecast, WhatFitsInHostMemoryIsNotMoved) {
     EXPECT_LT(moved, before);
     before = moved;
   }
+}
+
+TEST(StepForecast, ADriveHasLessForBothWaysAtOnce) {
+  auto setup = single();
+  setup.batch = 0.1;
+  setup.cluster.host_bytes = footprint(setup).on(Tier::kHost);
+  const StepForecast apart = ok(forecast_step(setup));
+  setup.cluster.nvme_rate =
+      setup.cluster.nvme_read_rate + setup.cluster.nvme_write_rate;
+  EXPECT_NEAR(ok(forecast_step(setup)).seconds, apart.seconds,
+              0.05 * apart.seconds);
+  setup.cluster.nvme_rate /= 3;
+  const StepForecast together = ok(forecast_step(setup));
+  const double moved = together.lane(Lane::kNvmeRead).bytes +
+                       together.lane(Lane::kNvmeWrite).bytes;
+  EXPECT_NEAR(together.seconds, moved / setup.cluster.nvme_rate,
+              0.05 * together.seconds);
+  EXPECT_GT(together.seconds, 1.3 * apart.seconds);
+}
+
+// A process on a machine without a device, whose cores do everything.
+Setup on_host() {
+  auto setup = single();
+  setup.cluster.on_host = true;
+  setup.placement = {.states = Tier::kNvme};
+  setup.cluster.host_bytes = footprint(setup).on(Tier::kHost);
+  return setup;
+}
+
+TEST(StepForecast, OnTheHostUpdatesTakeTimeFromTheCompute) {
+  const auto setup = on_host();
+  const StepForecast step = ok(forecast_step(setup));
+  EXPECT_NEAR(step.seconds,
+              step.compute_seconds + step.lane(Lane::kUpdate).busy_seconds,
+              0.05 * step.seconds);
+}
+
+TEST(StepForecast, OnTheHostMovesTakeTimeFromTheCompute) {
+  auto setup = on_host();
+  const StepForecast without = ok(forecast_step(setup));
+  const double moved = without.lane(Lane::kNvmeRead).bytes +
+                       without.lane(Lane::kNvmeWrite).bytes;
+  setup.cluster.nvme_drag = 0.1 * without.seconds / moved;
+  EXPECT_NEAR(ok(forecast_step(setup)).seconds, 1.1 * without.seconds,
+              0.02 * without.seconds);
 }
 
 TEST(StepForecast, MicroBatchesInTurnReadWeightsAgain) {
@@ -168,11 +222,15 @@ TEST(StepForecast, TooLittleHostMemoryForOneMomentIsTold) {
   EXPECT_EQ(forecast_step(setup).status().code(), Code::kOverBudget);
 }
 
-double Cluster::* const kRates[] = {
-    &Cluster::peak_flops,          &Cluster::device_memory_rate,
-    &Cluster::host_memory_rate,    &Cluster::link_rate,
-    &Cluster::nvme_read_rate,      &Cluster::nvme_write_rate,
-    &Cluster::device_network_rate, &Cluster::node_network_rate};
+double Cluster::* const kRates[] = {&Cluster::peak_flops,
+                                    &Cluster::device_memory_rate,
+                                    &Cluster::host_memory_rate,
+                                    &Cluster::link_rate,
+                                    &Cluster::nvme_read_rate,
+                                    &Cluster::nvme_write_rate,
+                                    &Cluster::device_network_rate,
+                                    &Cluster::node_network_rate,
+                                    &Cluster::nvme_rate};
 
 Setup any_setup() {
   auto setup = paper_100b();
@@ -183,10 +241,10 @@ Setup any_setup() {
   setup.micro_batches = *rc::gen::inRange<std::uint64_t>(1, 4);
   setup.model_parallel = *rc::gen::elementOf(std::vector<std::uint64_t>{1, 4});
   setup.stage = *rc::gen::inRange(0, 4);
-  setup.placement = {.weights = *rc::gen::elementOf(kTiers),
-                     .grads = *rc::gen::elementOf(kTiers),
-                     .states = *rc::gen::elementOf(kTiers),
-                     .activations = *rc::gen::elementOf(kTiers)};
+  setup.placement = {.weights = *rc::gen::elementOf(kAnyTier),
+                     .grads = *rc::gen::elementOf(kAnyTier),
+                     .states = *rc::gen::elementOf(kAnyTier),
+                     .activations = *rc::gen::elementOf(kAnyTier)};
   setup.mechanisms = {.overlap = flip(),
                       .overlap_grads = flip(),
                       .overlap_activations = flip(),
@@ -195,6 +253,10 @@ Setup any_setup() {
                       .vertical = flip(),
                       .node_groups = flip(),
                       .owners = flip()};
+  setup.cluster.nvme_rate =
+      setup.cluster.nvme_read_rate + setup.cluster.nvme_write_rate;
+  setup.cluster.on_host = flip();
+  setup.cluster.nvme_drag = flip() ? 1e-10 : 0;
   for (double Cluster::* rate : kRates)
     setup.cluster.*rate *= double(*rc::gen::inRange(1, 100)) / 20;
   return setup;
@@ -206,7 +268,7 @@ RC_GTEST_PROP(StepForecast, NeverFallsWhenARateFalls, ()) {
   RC_PRE(before.ok());
   RC_ASSERT(before.value().seconds >=
             (1 - 1e-9) * before.value().compute_seconds);
-  const int which = *rc::gen::inRange(0, 8);
+  const int which = *rc::gen::inRange(0, 9);
   setup.cluster.*kRates[which] *= double(*rc::gen::inRange(1, 100)) / 100;
   const Result<StepForecast> after = forecast_step(setup);
   RC_ASSERT(after.ok());
