@@ -242,6 +242,9 @@ class Residency {
   bool fetch(StateRef state);
   // Starts writing new content below; it stays in memory.
   void write(StateRef state);
+  // The same, and waits: then its content is below too. What its write has met;
+  // kInvalid while somebody is changing it, kNotFound without content.
+  Status write_and_wait(StateRef state);
   // Lets the state leave memory as soon as nobody has it pinned; new content is
   // written first, in the background. Nothing happens to a home of kMemory.
   void evict(StateRef state);

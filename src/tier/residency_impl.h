@@ -37,6 +37,7 @@ class Residency::Impl {
   void expect(StateRef ref, std::uint64_t now, std::uint64_t next);
   bool fetch(StateRef ref);
   void write(StateRef ref);
+  Status write_and_wait(StateRef ref);
   void evict(StateRef ref);
   Status leave_and_wait(StateRef ref);
   // Which states may go to make room: all, or those with this home, or those
