@@ -137,7 +137,7 @@ void add_checkpoint(CLI::App& root, Action& action) {
 }
 
 // What a plan takes of the names in zinf/what_if.h.
-constexpr std::array<std::array<const char*, 3>, 12> kPlanChanges = {
+constexpr std::array<std::array<const char*, 3>, 13> kPlanChanges = {
     {{"--nodes", "nodes", "How many nodes"},
      {"--devices-per-node", "devices_per_node", "Devices of a node"},
      {"--batch", "batch", "Samples per device and step (1)"},
@@ -148,6 +148,7 @@ constexpr std::array<std::array<const char*, 3>, 12> kPlanChanges = {
      {"--nvme-bytes", "nvme_bytes", "Space of a process; 0: no NVMe"},
      {"--activation-bytes", "activation_bytes",
       "With --no-recompute: of a step's batch, measured"},
+     {"--network-rate", "network_rate", "Between nodes, such as 25GB/s"},
      {"--achieved", "achieved", "Share of the peak that a step reaches (0.4)"},
      {"--peak-flops", "peak_flops", "Of a device, dense"},
      {"--price", "price", "Of a device and hour, in your currency"}}};
@@ -172,10 +173,10 @@ void add_plan(CLI::App& root, Action& action) {
   app->add_option("--cluster", args->cluster,
                   "dgx2-v100, dgx-a100, dgx-h100, gh200, rtx4090-workstation, "
                   "a JSON file, or this: this machine, measured now")
-      ->capture_default_str();
+      ->default_str("this");
   app->add_option("--path", args->path,
                   "With --cluster this: a directory on the disk to measure")
-      ->capture_default_str()
+      ->default_str(".")
       ->type_name("PATH");
   for (const auto& [option, name, help] : kPlanChanges) {
     auto change = [args, key = name](const std::string& value) {

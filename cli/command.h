@@ -59,13 +59,13 @@ struct PlanArguments {
   std::uint64_t hidden = 0;
   std::uint64_t heads = 0;
   std::uint64_t vocab = 0;
-  std::uint64_t seq = 0;  // 0: the model's, or 1024
-  std::string cluster = "this";
-  std::string path = ".";      // `this`: the directory whose disk is measured
+  std::uint64_t seq = 0;       // 0: the model's, or 1024
+  std::string cluster = {};    // empty: `this`
+  std::string path = {};       // `this`: the directory whose disk is measured
   std::string precision = {};  // empty: what the cluster computes well in
   bool no_recompute = false;
   double tokens = 0;
-  // Names of zinf/what_if.h and their values, in the order given.
+  // Names of zinf/what_if.h and their values.
   std::vector<std::pair<std::string, std::string>> changes = {};
   std::string what_if = {};
   bool paper = false;

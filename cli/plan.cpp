@@ -51,8 +51,12 @@ std::string usual_precision(const plan::Cluster& cluster) {
 Result<plan::Request> make_request(const PlanArguments& args) {
   plan::Request request;
   ZINF_ASSIGN(request.shape, make_shape(args));
-  if (args.cluster == "this") {
-    ZINF_ASSIGN(request.cluster, measure_this_machine(args.path));
+  if (args.cluster.empty() || args.cluster == "this") {
+    const std::string path = args.path.empty() ? "." : args.path;
+    ZINF_ASSIGN(request.cluster, measure_this_machine(path));
+  } else if (!args.path.empty()) {
+    return invalid(
+        "--path is for --cluster this: other clusters are not measured");
   } else {
     ZINF_ASSIGN(request.cluster, plan::load_cluster(args.cluster));
   }
@@ -60,8 +64,7 @@ Result<plan::Request> make_request(const PlanArguments& args) {
                                              : args.precision;
   request.recompute = !args.no_recompute;
   request.tokens = args.tokens;
-  for (const auto& [name, value] : args.changes)
-    ZINF_TRY(set(request, name, value));
+  ZINF_TRY(set_all(request, args.changes));
   ZINF_TRY(check(request));
   return request;
 }
@@ -74,14 +77,15 @@ Status check_tables(const PlanArguments& args) {
   const bool sizes = args.layers > 0 || args.hidden > 0 || args.heads > 0 ||
                      args.vocab > 0 || args.seq > 0;
   const bool changed = !args.changes.empty() || !args.precision.empty() ||
-                       args.no_recompute || args.tokens > 0;
+                       args.no_recompute || args.tokens > 0 ||
+                       !args.cluster.empty() || !args.path.empty();
   if (args.model.empty() && !sizes && !changed && args.what_if.empty())
     return {};
   return Status::error(
       Code::kInvalid,
       strf(
           "%s prints tables of models and machines of its own: a model, sizes, "
-          "--what-if or another change of a plan contradict it",
+          "--cluster, --what-if or another change of a plan contradict it",
           args.paper ? "--paper" : "--beyond"));
 }
 

@@ -88,9 +88,12 @@ double measure_flops(int cores) {
          });
 }
 
-// Copies of more than caches hold: every byte is read and written.
+// Copies of more than caches hold: every byte is read and written. All cores
+// together take no more than this.
+constexpr std::size_t kCopiedBytes = 512 * kMiB;
 double measure_memory(int cores) {
-  const std::size_t bytes = 64 * kMiB;
+  const std::size_t bytes = std::min<std::size_t>(
+      64 * kMiB, kCopiedBytes / (2 * static_cast<std::size_t>(cores)));
   const auto count = static_cast<std::size_t>(cores);
   std::vector<std::vector<char>> from(count, std::vector<char>(bytes, 1));
   std::vector<std::vector<char>> to = from;
@@ -105,13 +108,13 @@ class Traffic {
  public:
   explicit Traffic(io::Bench& bench)
       : thread_([this, &bench] {
-          while (!stop_) {
+          do {
             const Result<io::Sample> moved = bench.run(io::Direction::kMix);
             status_ = moved.status();
             if (!moved.ok()) return;
             bytes_ += double(moved.value().bytes);
             seconds_ += moved.value().seconds;
-          }
+          } while (!stop_);
         }) {}
   ~Traffic() {
     stop_ = true;

@@ -33,6 +33,9 @@ struct Request {
 // kInvalid with every problem in one text.
 Status check(const Request& request);
 
+// Another batch; measured activations grow and shrink with it.
+void set_batch(Request& request, double batch);
+
 struct Shortage {
   Tier tier = Tier::kDevice;
   double needs = 0;  // of a rank
@@ -47,7 +50,8 @@ struct Advice {
   std::array<std::optional<double>, kTiers.size()> least;
   // Empty when it fits; otherwise what follows is not there.
   std::vector<Shortage> shortages;
-  std::vector<std::string> helps;  // what would make it fit, the least first
+  // What would make it fit: first what costs only time, then machines.
+  std::vector<std::string> helps;
 
   StepForecast step;
   std::vector<Bound> bounds;

@@ -87,6 +87,10 @@ bool keeps_grads(const Setup& setup);
 // What a forward pass of so many samples leaves for backward.
 double kept_activation_bytes(const Setup& setup, double batch);
 
+// What the model is cut into for moves and their simulation: layers, or parts
+// of them where devices compute in host memory.
+double parts(const Setup& setup);
+
 // Parameters of which a rank holds the state, when its kind is split or not.
 double params_per_rank(const Setup& setup, int from_stage);
 double tokens_per_rank(const Setup& setup);

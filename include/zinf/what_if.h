@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "zinf/advice.h"
@@ -33,5 +34,8 @@ Result<std::vector<Varied>> sweep(const Request& request,
 
 // One change: a memory size is for one process (a rank), as in the engine.
 Status set(Request& request, std::string_view name, std::string_view value);
+// Several, in whatever order: names and values.
+using Changes = std::vector<std::pair<std::string, std::string>>;
+Status set_all(Request& request, const Changes& changes);
 
 }  // namespace zinf::plan

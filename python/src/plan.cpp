@@ -20,7 +20,6 @@ namespace zinf {
 namespace {
 
 using Tensors = std::vector<std::pair<std::string, std::vector<std::uint64_t>>>;
-using Changes = std::vector<std::pair<std::string, std::string>>;
 
 Result<plan::ModelShape> shape_of(const Tensors& tensors) {
   std::vector<plan::NamedShape> named;
@@ -49,7 +48,7 @@ struct Wish {
   std::string name;  // of the model
   Tensors tensors;
   std::string cluster;
-  Changes changes;
+  plan::Changes changes;
   std::string precision;
   bool recompute = true;
   double tokens = 0;
@@ -66,8 +65,7 @@ Result<plan::Request> request_of(Manager& manager, const Wish& wish) {
   ZINF_ASSIGN(request.cluster, wish.cluster == "this"
                                    ? engine_cluster(manager)
                                    : plan::load_cluster(wish.cluster));
-  for (const auto& [name, value] : wish.changes)
-    ZINF_TRY(set(request, name, value));
+  ZINF_TRY(set_all(request, wish.changes));
   ZINF_TRY(check(request));
   return request;
 }
@@ -92,7 +90,7 @@ void bind_plan(py::module_& module) {
   module.def(
       "plan",
       [](Manager& manager, std::string name, Tensors tensors,
-         std::string cluster, Changes changes, std::string precision,
+         std::string cluster, plan::Changes changes, std::string precision,
          bool recompute, double tokens, std::string what_if) {
         const Wish wish = {std::move(name),
                            std::move(tensors),

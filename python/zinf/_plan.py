@@ -41,7 +41,11 @@ def make(
     changes: dict[str, Any],
 ) -> Plan:
     models = engine._roots()
-    parameters = [named for model in models for named in model.named_parameters()]
+    parameters = [
+        (name if len(models) == 1 else f"model{index}.{name}", parameter)
+        for index, model in enumerate(models)
+        for name, parameter in model.named_parameters()
+    ]
     if not parameters:
         raise ValueError("the engine manages no parameters yet: build a model in init(), or adopt() one")
     if cluster == "this" and any(parameter.device.type != "cpu" for _, parameter in parameters):
@@ -49,7 +53,8 @@ def make(
             'the model is on a device, which "this" machine has none of in a plan: name a cluster'
         )
     if recompute is None:
-        recompute = changes.get("activation_bytes") is None
+        measured = changes.get("activation_bytes") is not None
+        recompute = not (measured or (what_if or "").startswith("activation_bytes="))
     text, values = _C.plan(
         engine._manager,
         name=", ".join(type(model).__name__ for model in models),

@@ -66,11 +66,22 @@ Status check(const Request& request) {
   ZINF_TRY(check(setup));
   if (!(request.tokens >= 0 && request.tokens <= 1e18))
     return Status::error(Code::kInvalid, "tokens must be from 0 to 10^18");
+  if (request.recompute && request.activation_bytes > 0) {
+    return Status::error(Code::kInvalid,
+                         "measured activations are those of a step that does "
+                         "not recompute them: say --no-recompute "
+                         "(recompute=False) too");
+  }
   if (double(request.micro_batches) > std::max(request.batch, 1.0)) {
     return Status::error(Code::kInvalid,
                          "more micro-batches than samples per device");
   }
   return {};
+}
+
+void set_batch(Request& request, double batch) {
+  if (request.batch > 0) request.activation_bytes *= batch / request.batch;
+  request.batch = batch;
 }
 
 Result<Advice> advise(const Request& request) {
@@ -84,7 +95,7 @@ Result<Advice> advise(const Request& request) {
     advice.least[static_cast<std::size_t>(tier)] = least_of(all, tier);
   if (!best) {
     advice.shortages = shortages(nearest(all));
-    advice.helps = find_helps(request);
+    advice.helps = find_helps(request, all);
     return advice;
   }
   advice.step = best->step;

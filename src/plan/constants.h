@@ -42,9 +42,14 @@ inline constexpr int kReadsAhead = 3;
 inline constexpr int kCopiesAhead = 2;
 inline constexpr int kGathersAhead = 1;
 
-// Memory for moves under way, in multiples of the states of a layer: what is
-// read, what is in use, what is written ("tens of GB" in the paper).
-inline constexpr double kMovingLayers = 3;
+// Memory for moves under way, in multiples of the states of a layer, or of a
+// part: what is read, what is in use, what is written ("tens of GB" in the
+// paper).
+inline constexpr double kMovingParts = 3;
+
+// Where devices compute in host memory a parameter is moved as it is used, not
+// a layer: of a block those of an attention and of an MLP, two each.
+inline constexpr double kPartsOfLayer = 4;
 
 // A loss has a score for every word of the vocabulary, in fp32. At its worst
 // moment there are so many of each: logarithms, which are kept for backward,

@@ -6,7 +6,6 @@
 
 #include "src/base/strf.h"
 #include "src/plan/numbers.h"
-#include "src/plan/search.h"
 
 namespace zinf::plan {
 namespace {
@@ -37,7 +36,8 @@ std::uint64_t bisect(std::uint64_t low, std::uint64_t high,
 
 class Search {
  public:
-  explicit Search(const Request& request) : request_(request) {}
+  Search(const Request& request, const std::vector<Candidate>& all)
+      : request_(request), all_(all) {}
 
   std::vector<std::string> run() {
     settings();
@@ -63,8 +63,10 @@ class Search {
   // Cost nothing but time.
   void settings() {
     if (!request_.recompute) {
-      try_change("recompute activations",
-                 [](Request& r) { r.recompute = true; });
+      try_change("recompute activations", [](Request& r) {
+        r.recompute = true;
+        r.activation_bytes = 0;
+      });
     }
     if (request_.precision == "bf16") {
       try_change("split masters (--precision bf16-split)",
@@ -85,23 +87,23 @@ class Search {
   void batch() {
     const auto with = [&](std::uint64_t less) {
       return fits([&](Request& r) {
-        r.batch = std::ceil(request_.batch) - double(less);
+        set_batch(r, std::ceil(request_.batch) - double(less));
         r.micro_batches = 0;
       });
     };
     const auto most = static_cast<std::uint64_t>(std::ceil(request_.batch));
     if (most < 2 || !with(most - 1)) return;
     const std::uint64_t fitting = most - bisect(0, most - 1, with);
-    found_.push_back(strf("a batch of %llu per device (--batch %llu)",
-                          static_cast<unsigned long long>(fitting),
-                          static_cast<unsigned long long>(fitting)));
+    found_.push_back(
+        strf("a batch of %llu per device (--batch %llu%s)",
+             static_cast<unsigned long long>(fitting),
+             static_cast<unsigned long long>(fitting),
+             request_.micro_batches > 0 ? ", without --micro-batches" : ""));
   }
 
   // Of one tier, for one process.
   void more(Tier tier, const char* what, const char* option) {
-    const auto all = candidates(request_);
-    if (!all.ok()) return;
-    const std::optional<double> least = least_of(all.value(), tier);
+    const std::optional<double> least = least_of(all_, tier);
     const double has = capacity(request_.cluster, tier);
     if (!least || *least > kMostTimes * has) return;
     const std::string size = bytes_up_text(*least);
@@ -133,9 +135,11 @@ class Search {
     while (enough <= kMostNodes && !with(enough)) enough *= 2;
     if (enough > kMostNodes) return;
     const std::uint64_t least = bisect(enough / 2, enough, with);
-    found_.push_back(strf("%llu nodes (--nodes %llu)",
+    const bool network = request_.cluster.node_network_rate > 0;
+    found_.push_back(strf("%llu nodes (--nodes %llu%s)",
                           static_cast<unsigned long long>(least),
-                          static_cast<unsigned long long>(least)));
+                          static_cast<unsigned long long>(least),
+                          network ? "" : ", and --network-rate between them"));
   }
 
   void machines() {
@@ -151,13 +155,15 @@ class Search {
   }
 
   const Request& request_;
+  const std::vector<Candidate>& all_;  // its own
   std::vector<std::string> found_;
 };
 
 }  // namespace
 
-std::vector<std::string> find_helps(const Request& request) {
-  return Search(request).run();
+std::vector<std::string> find_helps(const Request& request,
+                                    const std::vector<Candidate>& all) {
+  return Search(request, all).run();
 }
 
 }  // namespace zinf::plan

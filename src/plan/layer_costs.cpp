@@ -16,7 +16,8 @@ class Costs {
   explicit Costs(const Setup& setup)
       : setup_(setup),
         cluster_(setup.cluster),
-        layer_params_(total_params(setup.shape) / double(setup.shape.layers)),
+        parts_(parts(setup)),
+        part_params_(total_params(setup.shape) / parts_),
         ranks_(double(cluster_.devices_per_node)) {}
 
   LayerCosts all() const {
@@ -46,23 +47,22 @@ class Costs {
     return cluster_.link_rate /
            std::min(double(cluster_.devices_per_uplink), ranks_);
   }
-  // A rank's part of a layer: of a kind that is split from this stage on.
-  double part(double bytes_per_param, int from_stage) const {
-    return bytes_per_param * params_per_rank(setup_, from_stage) /
-           double(setup_.shape.layers);
+  // A rank's share of a part: of a kind that is split from this stage on.
+  double share(double bytes_per_param, int from_stage) const {
+    return bytes_per_param * params_per_rank(setup_, from_stage) / parts_;
   }
   Cost copy(double bytes_per_param, int from_stage) const {
     if (!setup_.mechanisms.owners)
-      return at(part(bytes_per_param, from_stage), link_rate());
+      return at(share(bytes_per_param, from_stage), link_rate());
     // One rank at a time, alone on its uplink; all others wait.
-    return at(bytes_per_param * layer_params_ / double(setup_.model_parallel),
+    return at(bytes_per_param * part_params_ / double(setup_.model_parallel),
               cluster_.link_rate);
   }
 
-  // A layer that every rank is to have whole (or of which every rank is to have
+  // A part that every rank is to have whole (or of which every rank is to have
   // a sum's slice): into each node once, and inside it over its own links.
   Cost collective(double bytes_per_param) const {
-    const double bytes = bytes_per_param * layer_params_;
+    const double bytes = bytes_per_param * part_params_;
     const double mp = double(setup_.model_parallel);
     const double inside = ranks_ / mp;
     Cost cost =
@@ -78,15 +78,16 @@ class Costs {
   void add_compute(LayerCosts& costs) const {
     const double layers = double(setup_.shape.layers);
     const double tokens = tokens_per_rank(setup_);
-    const double once = (forward_flops(setup_.shape, tokens) +
-                         head_flops(setup_.shape, tokens) / layers) /
-                        (cluster_.peak_flops * cluster_.achieved);
+    const double once = (layers * forward_flops(setup_.shape, tokens) +
+                         head_flops(setup_.shape, tokens)) /
+                        (parts_ * cluster_.peak_flops * cluster_.achieved);
     const double backward = setup_.recompute ? 3 : 2;
     // Two sums of a block's outputs, and of their gradients.
     const double mp = double(setup_.model_parallel);
     const double summed = setup_.precision.weight * tokens * mp *
                           double(setup_.shape.hidden) * 2 * (mp - 1) / mp;
-    const double sums = 2 * at(summed, cluster_.device_network_rate).seconds;
+    const double sums =
+        2 * at(summed, cluster_.device_network_rate).seconds * layers / parts_;
     costs.forward_seconds = once + sums;
     costs.backward_seconds = backward * once + (backward - 1) * sums;
     costs.model_seconds = (1 + backward) * once;
@@ -106,7 +107,7 @@ class Costs {
     if (setup_.mechanisms.node_groups && cluster_.nodes > 1) {
       const double nodes = double(cluster_.nodes);
       costs.sum_nodes =
-          at(2 * setup_.precision.grad * layer_params_ * (nodes - 1) / nodes,
+          at(2 * setup_.precision.grad * part_params_ * (nodes - 1) / nodes,
              cluster_.node_network_rate);
       costs.sum_nodes.bytes /= ranks_;
     }
@@ -119,9 +120,9 @@ class Costs {
   void add_update(LayerCosts& costs) const {
     const Tier states = setup_.placement.states;
     const bool by_device = states == Tier::kDevice && !cluster_.on_host;
-    costs.update =
-        at(part(kAdamBytes, 1), by_device ? cluster_.device_memory_rate
-                                          : cluster_.host_memory_rate / ranks_);
+    costs.update = at(share(kAdamBytes, 1),
+                      by_device ? cluster_.device_memory_rate
+                                : cluster_.host_memory_rate / ranks_);
     const double weight = setup_.precision.weight;
     if (off_device(states) && setup_.placement.weights == Tier::kDevice)
       costs.send_weight = copy(weight, 1);
@@ -131,8 +132,7 @@ class Costs {
 
   void add_activations(LayerCosts& costs) const {
     if (setup_.placement.activations == Tier::kDevice) return;
-    const double kept = kept_activation_bytes(setup_, setup_.batch) /
-                        double(setup_.shape.layers);
+    const double kept = kept_activation_bytes(setup_, setup_.batch) / parts_;
     if (!cluster_.on_host) costs.move_activations = at(kept, link_rate());
     if (setup_.placement.activations == Tier::kNvme)
       costs.activation_bytes = kept;
@@ -140,7 +140,8 @@ class Costs {
 
   const Setup& setup_;
   const Cluster& cluster_;
-  const double layer_params_;
+  const double parts_;
+  const double part_params_;
   const double ranks_;
 };
 

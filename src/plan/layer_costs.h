@@ -1,4 +1,4 @@
-// What one layer of a rank costs on each lane.
+// What one layer of a rank costs on each lane; or a part of one: see parts().
 #pragma once
 
 #include "zinf/setup.h"

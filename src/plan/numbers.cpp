@@ -24,6 +24,11 @@ std::string bytes_up_text(double bytes) {
 }
 
 std::string number_text(double value) {
+  constexpr double kSmall = 1e-4;  // below it %g writes exponents
+  if (value > 0 && value < kSmall) {
+    const int zeros = static_cast<int>(-std::floor(std::log10(value)));
+    return strf("%.*f", std::min(zeros + 2, 18), value);
+  }
   if (value < 999.5) return strf("%.3g", value);
   std::string digits = strf("%.0f", value);
   for (std::size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, ",");

@@ -59,12 +59,9 @@ Trace make_trace(const Setup& setup, const Program& program) {
 
 // What the states on NVMe may take of host memory.
 std::uint64_t state_budget(const Setup& setup) {
-  double used = 0;
-  double moving = 0;
-  for (const Taken& one : footprint(setup).taken) {
-    if (one.tier != Tier::kHost) continue;
-    (one.what == "moves under way" ? moving : used) += one.bytes;
-  }
+  const Footprint taken = footprint(setup);
+  const double moving = moving_bytes(taken);
+  const double used = taken.on(Tier::kHost) - moving;
   if (!setup.mechanisms.keep) return static_cast<std::uint64_t>(moving);
   const double left = capacity(setup.cluster, Tier::kHost) - used;
   return static_cast<std::uint64_t>(std::max(0.0, left));
@@ -74,7 +71,7 @@ std::uint64_t state_budget(const Setup& setup) {
 
 Program make_program(const Setup& setup) {
   Program program;
-  program.index.layers = static_cast<std::uint32_t>(setup.shape.layers);
+  program.index.layers = static_cast<std::uint32_t>(parts(setup));
   const std::uint64_t passes =
       setup.mechanisms.vertical ? 1 : setup.micro_batches;
   for (std::uint64_t pass = 0; pass < passes; ++pass) {

@@ -21,7 +21,8 @@ struct Position {
   bool last = false;   // after it the gradient is complete
 };
 
-// Indices of a layer's states in a Trace.
+// Indices of a layer's states in a Trace; a layer may be a part of one: see
+// parts().
 struct StateIndex {
   std::uint32_t layers = 0;
   std::uint32_t weight(std::uint32_t layer) const { return layer; }

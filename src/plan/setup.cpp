@@ -86,6 +86,11 @@ Status check(const Setup& setup) {
   return Status::error(Code::kInvalid, "setup: " + problems);
 }
 
+double parts(const Setup& setup) {
+  const double layers = double(setup.shape.layers);
+  return setup.cluster.on_host ? kPartsOfLayer * layers : layers;
+}
+
 double params_per_rank(const Setup& setup, int from_stage) {
   const double params = total_params(setup.shape);
   if (setup.stage < from_stage) return params / double(setup.model_parallel);
@@ -123,10 +128,17 @@ namespace {
 
 constexpr const char* kMoving = "moves under way";
 
-// Its weight and gradient.
+// Where devices compute in host memory, a weight from NVMe is used where it was
+// read to, and is among the moves.
+bool uses_moved_weights(const Setup& setup) {
+  return setup.cluster.on_host && setup.placement.weights == Tier::kNvme;
+}
+
+// Its gradient, and its weight where that is not among the moves.
 double largest_operator_bytes(const Setup& setup) {
   const Precision& precision = setup.precision;
-  return (precision.weight + precision.grad) * largest_params(setup.shape) /
+  const double weight = uses_moved_weights(setup) ? 0 : precision.weight;
+  return (weight + precision.grad) * largest_params(setup.shape) /
          (double(setup.model_parallel) * double(setup.mechanisms.tiles));
 }
 
@@ -149,8 +161,10 @@ double working_bytes(const Setup& setup, double batch) {
 // What computing takes at the worst moment.
 void add_working(const Setup& setup, std::vector<Taken>& taken) {
   const double micro = setup.batch / double(setup.micro_batches);
-  taken.push_back({"largest operator's weight and gradient", Tier::kDevice,
-                   largest_operator_bytes(setup)});
+  taken.push_back({uses_moved_weights(setup)
+                       ? "largest operator's gradient"
+                       : "largest operator's weight and gradient",
+                   Tier::kDevice, largest_operator_bytes(setup)});
   taken.push_back(
       {"activations at work", Tier::kDevice, working_bytes(setup, micro)});
 }
@@ -191,7 +205,7 @@ void add_states(const Setup& setup, std::vector<Taken>& taken) {
                    precision.states * params_per_rank(setup, 1)});
 }
 
-// What is on its way between host and NVMe: so many layers, but not less than
+// What is on its way between host and NVMe: so many parts, but not less than
 // the largest parameter, whose update has all of its states there at once. An
 // embedding is often larger than layers are.
 void add_moving(const Setup& setup, std::vector<Taken>& taken) {
@@ -204,12 +218,12 @@ void add_moving(const Setup& setup, std::vector<Taken>& taken) {
   if (at.grads == Tier::kNvme && keeps_grads(setup))
     bytes += setup.precision.kept_grad * params_per_rank(setup, 1);
   if (bytes == 0) return;
-  const double layers = kMovingLayers / double(setup.shape.layers);
+  const double some = kMovingParts / parts(setup);
   const double largest = largest_params(setup.shape) /
                          total_params(setup.shape) /
                          double(setup.mechanisms.tiles);
   taken.push_back(
-      {kMoving, Tier::kHost, bytes * std::min(1.0, std::max(layers, largest))});
+      {kMoving, Tier::kHost, bytes * std::min(1.0, std::max(some, largest))});
 }
 
 }  // namespace

@@ -23,11 +23,29 @@ struct Knob {
 
 std::uint64_t whole(double value) { return static_cast<std::uint64_t>(value); }
 
-// One way of a drive; what it does both ways at once changes with it.
+// One way of a drive; what it does both ways at once changes with their sum.
 void set_way(Cluster& cluster, double Cluster::* way, double rate) {
-  const double before = cluster.*way;
-  if (before > 0) cluster.nvme_rate *= rate / before;
+  const auto both = [&] {
+    return cluster.nvme_read_rate + cluster.nvme_write_rate;
+  };
+  const double before = both();
   cluster.*way = rate;
+  if (before > 0) cluster.nvme_rate *= both() / before;
+}
+
+// Another length of samples or number of layers: measured activations follow.
+void set_size(Request& request, std::uint64_t ModelShape::* size,
+              double value) {
+  const double before = double(request.shape.*size);
+  if (before > 0) request.activation_bytes *= value / before;
+  request.shape.*size = whole(value);
+}
+
+// What others are counted by comes first.
+constexpr std::array kFirst = {"nodes", "devices_per_node", "batch", "seq",
+                               "layers"};
+bool comes_first(std::string_view name) {
+  return std::ranges::find(kFirst, name) != kFirst.end();
 }
 
 constexpr std::array<Knob, 18> kKnobs = {{
@@ -45,12 +63,13 @@ constexpr std::array<Knob, 18> kKnobs = {{
      [](Request& r, double v) { r.cluster.nodes = whole(v); }},
     {"devices_per_node", Kind::kCount,
      [](Request& r, double v) { r.cluster.devices_per_node = whole(v); }},
-    {"batch", Kind::kNumber, [](Request& r, double v) { r.batch = v; }},
+    {"batch", Kind::kNumber, [](Request& r, double v) { set_batch(r, v); }},
     {"micro_batches", Kind::kCount,
      [](Request& r, double v) { r.micro_batches = whole(v); }},
-    {"seq", Kind::kCount, [](Request& r, double v) { r.shape.seq = whole(v); }},
+    {"seq", Kind::kCount,
+     [](Request& r, double v) { set_size(r, &ModelShape::seq, v); }},
     {"layers", Kind::kCount,
-     [](Request& r, double v) { r.shape.layers = whole(v); }},
+     [](Request& r, double v) { set_size(r, &ModelShape::layers, v); }},
     {"tiles", Kind::kCount, [](Request& r, double v) { r.tiles = whole(v); }},
     {"activation_bytes", Kind::kBytes,
      [](Request& r, double v) { r.activation_bytes = v; }},
@@ -120,6 +139,14 @@ Status set(Request& request, std::string_view name, std::string_view value) {
   const std::string hint = name_hint(name, what_if_names());
   return Status::error(Code::kInvalid, strf("what if \"%.*s\": %s", len(name),
                                             name.data(), hint.c_str()));
+}
+
+Status set_all(Request& request, const Changes& changes) {
+  for (const bool first : {true, false}) {
+    for (const auto& [name, value] : changes)
+      if (comes_first(name) == first) ZINF_TRY(set(request, name, value));
+  }
+  return {};
 }
 
 Result<std::vector<Variation>> what_if(const Request& request,

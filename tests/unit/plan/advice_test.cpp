@@ -8,6 +8,7 @@
 #include <limits>
 #include <optional>
 
+#include "src/plan/numbers.h"
 #include "tests/support/ok.h"
 #include "zinf/bytes.h"
 #include "zinf/what_if.h"
@@ -155,6 +156,61 @@ TEST(Advice, WhatDoesNotFitIsToldWithWhatWouldHelp) {
   EXPECT_NE(advice.helps.back().find("nodes"), std::string::npos);
 }
 
+// What a help needs besides its own option is told with it.
+TEST(Advice, HelpsNameEveryOptionThatTheyNeed) {
+  Request request = seven_billion();
+  request.batch = 64;
+  request.micro_batches = 1;
+  const auto has = [](const Advice& advice, const char* words) {
+    return std::ranges::any_of(advice.helps, [&](const std::string& help) {
+      return help.find(words) != std::string::npos;
+    });
+  };
+  EXPECT_TRUE(has(ok(advise(request)), ", without --micro-batches)"));
+  request = seven_billion();
+  request.shape.layers = 2000;
+  EXPECT_TRUE(has(ok(advise(request)), " nodes (--nodes "));
+  EXPECT_FALSE(has(ok(advise(request)), "--network-rate"));
+  request.cluster.node_network_rate = 0;
+  EXPECT_TRUE(has(ok(advise(request)), ", and --network-rate between them)"));
+}
+
+TEST(Advice, NumbersHaveNoExponents) {
+  EXPECT_EQ(number_text(0), "0");
+  EXPECT_EQ(number_text(0.000012345), "0.0000123");
+  EXPECT_EQ(number_text(3e-7), "0.000000300");
+  EXPECT_EQ(number_text(0.25), "0.25");
+  EXPECT_EQ(number_text(1234567), "1,234,567");
+}
+
+// Where devices compute in host memory the engine moves parameters, not layers,
+// and a weight is used where it was read to.
+TEST(Advice, AHostNeedsNoMoreThanItsLargestUpdateOrSomeParts) {
+  Request request;
+  request.shape = {.name = "640M",
+                   .layers = 12,
+                   .hidden = 2048,
+                   .heads = 16,
+                   .vocab = 16384,
+                   .seq = 64};
+  request.precision = "fp32";
+  request.recompute = false;
+  request.activation_bytes = 181e6;
+  request.cluster = {.name = "here",
+                     .host_bytes = 24e9,
+                     .nvme_bytes = 1e12,
+                     .on_host = true,
+                     .peak_flops = 1e11,
+                     .host_memory_rate = 20e9,
+                     .nvme_read_rate = 3e9,
+                     .nvme_write_rate = 3e9};
+  const double largest = 16384 * 2048;
+  const double part = total_params(request.shape) / 48;
+  const double needs =
+      std::max(3 * part, largest) * 12 + 4 * largest + 181e6 + 40e6;
+  EXPECT_LT(*least(ok(advise(request)), Tier::kHost), needs);
+}
+
 TEST(Advice, ADeviceThatIsTooSmallForAnOperatorIsHelpedByTiles) {
   Request request = seven_billion();
   request.shape = {.layers = 2, .hidden = 65536, .heads = 512};
@@ -257,6 +313,43 @@ TEST(WhatIf, SweepsOneValue) {
   EXPECT_DOUBLE_EQ(ok(what_if(seven_billion(), "nvme_read_rate=7GB/s"))[0]
                        .request.cluster.nvme_read_rate,
                    7e9);
+}
+
+TEST(WhatIf, ChangesComeInAnyOrder) {
+  Request one = seven_billion();
+  Request other = one;
+  Changes changes = {{"activation_bytes", "8GB"},
+                     {"host_memory", "64GB"},
+                     {"devices_per_node", "4"},
+                     {"batch", "8"}};
+  ASSERT_TRUE(set_all(one, changes).ok());
+  std::ranges::reverse(changes);
+  ASSERT_TRUE(set_all(other, changes).ok());
+  EXPECT_EQ(one.cluster.host_bytes, 256e9);
+  EXPECT_EQ(one.activation_bytes, 8e9);
+  EXPECT_EQ(other.cluster.host_bytes, one.cluster.host_bytes);
+  EXPECT_EQ(other.activation_bytes, one.activation_bytes);
+}
+
+TEST(WhatIf, MeasuredActivationsFollowTheBatch) {
+  Request request = seven_billion();
+  request.recompute = false;
+  request.activation_bytes = 8e9;  // of a batch of 4
+  const auto all = ok(what_if(request, "batch=2,8"));
+  EXPECT_EQ(all[0].request.activation_bytes, 4e9);
+  EXPECT_EQ(all[1].request.activation_bytes, 16e9);
+  request.recompute = true;
+  EXPECT_EQ(check(request).code(), Code::kInvalid);
+}
+
+TEST(WhatIf, BothWaysOfADriveChangeWhatTheyDoTogether) {
+  Request request = seven_billion();
+  request.cluster.nvme_read_rate = request.cluster.nvme_write_rate = 5e9;
+  request.cluster.nvme_rate = 5e9;
+  ASSERT_TRUE(set_all(request, {{"nvme_read_rate", "1GB/s"},
+                                {"nvme_write_rate", "1GB/s"}})
+                  .ok());
+  EXPECT_NEAR(request.cluster.nvme_rate, 1e9, 1);
 }
 
 TEST(WhatIf, MemoryIsOfAProcess) {

@@ -145,6 +145,9 @@ TEST(PlanCommand, BadInputIsTold) {
                "--paper prints tables"},
            Bad{"--paper --what-if batch=1,2", "contradict"},
            Bad{"--paper --beyond", "contradict each other"},
+           Bad{"--paper --cluster gh200", "--cluster, --what-if"},
+           Bad{"--layers 4 --hidden 64 --cluster gh200 --path .",
+               "--path is for --cluster this"},
            Bad{"--layers 4 --hiden 64", "did you mean --hidden?"},
        }) {
     const Outcome out = run(bad.arguments);
