@@ -1,7 +1,6 @@
 #include "adapters/torch/adam.h"
 
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/from_blob.h>
 
 #include <string>
 #include <vector>
@@ -91,16 +90,6 @@ void prefetch(const AdamItem& item) {
     if (!tensor->has_value()) continue;
     if (Unit* unit = Unit::of(**tensor)) unit->prefetch();
   }
-}
-
-// A tensor's bytes in other memory.
-at::Tensor tensor_in(const Pin& pin, const at::Tensor& like) {
-  auto offset = static_cast<std::size_t>(like.storage_offset());
-  return at::for_blob(pin.bytes().data() + offset * like.element_size(),
-                      like.sizes())
-      .strides(like.strides())
-      .options(at::TensorOptions().dtype(like.scalar_type()))
-      .make_tensor();
 }
 
 // Through copies, which waits for the device.

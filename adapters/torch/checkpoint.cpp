@@ -70,6 +70,12 @@ Status save_into(Store& store, const std::vector<NamedTensor>& tensors,
     ZINF_ASSIGN(StateId id, store.define(spec_of(named)));
     at::Tensor tensor =
         named.split ? named.split->copy(named.tensor) : named.tensor;
+    Pin on_host;
+    Unit* unit = Unit::of(tensor);
+    if (unit != nullptr && unit->host_can_read()) {
+      ZINF_ASSIGN(on_host, unit->read_on_host());
+      tensor = tensor_in(on_host, tensor);
+    }
     at::Tensor whole = tensor.detach().cpu().contiguous();
     Pins pins;
     pins.take(whole, Use::kRead);

@@ -1,6 +1,10 @@
 #include "adapters/torch/device_tier.h"
 
+#include <algorithm>
 #include <utility>
+
+#include "zinf/bytes.h"
+#include "zinf/log.h"
 
 namespace zinf {
 namespace {
@@ -8,13 +12,8 @@ namespace {
 // Counted in the budget.
 Allocate device_memory(Budget budget, std::shared_ptr<DeviceLink> link) {
   return [budget, link](std::size_t bytes) -> Result<Block> {
-    Result<Reservation> reservation = budget.reserve(Tag::kUnit, bytes);
-    if (!reservation.ok()) {
-      return Status::error(
-          reservation.status().code(),
-          reservation.status().text() + ": raise device_memory");
-    }
-    return link->allocate(bytes, std::move(reservation).value());
+    ZINF_ASSIGN(Reservation reservation, budget.reserve(Tag::kUnit, bytes));
+    return link->allocate(bytes, std::move(reservation));
   };
 }
 
@@ -57,6 +56,7 @@ DeviceTier::DeviceTier(HostTier& host, const DeviceTierOptions& options,
     : host_(host),
       options_(options),
       budget_(std::move(budget)),
+      limit_bytes_(budget_.usage().limit_bytes),
       link_(std::move(link)),
       residency_({.allocate = device_memory(budget_, link_),
                   .backing = host_backing(
@@ -112,18 +112,47 @@ bool DeviceTier::holds_all() const {
     if (size.home == Home::kAway) return false;
     bytes += size.bytes;
   }
-  return bytes <= budget_.usage().limit_bytes;
+  return bytes <= limit_bytes_;
 }
 
 void DeviceTier::announce(std::span<const StateUse> at_once,
                           std::uint64_t bytes, bool evaluates) {
-  if (options_.bytes == 0 || !stays_between_uses()) return;
+  if (limit_bytes_ == kAddressSpaceBytes || !stays_between_uses()) return;
   foresight_.use(at_once, bytes, evaluates);
 }
 
 Reservation DeviceTier::count(Tag tag, std::uint64_t bytes) {
   return reserve_or_exceed(budget_, tag, bytes,
                            [&] { (void)residency_.make_room(bytes); });
+}
+
+std::uint64_t DeviceTier::give_way() {
+  const std::uint64_t had = residency_.stats().memory_bytes;
+  return residency_.make_room(had) > 0 ? had : 0;
+}
+
+void DeviceTier::stay_below(std::uint64_t had_bytes) {
+  constexpr std::uint64_t kPart = 4;
+  // A weight and its gradient; its states too, where a budget may have put them
+  // there.
+  const std::uint64_t at_once = options_.bytes == 0 ? 2 : 5;
+  std::uint64_t largest = 0;
+  for (const StateSize& size : residency_.sizes()) {
+    largest = std::max(largest, size.bytes);
+  }
+  const std::uint64_t limit = std::max(had_bytes / kPart, at_once * largest);
+  if (limit >= limit_bytes_) return;
+  set_limit(limit);
+  log(LogLevel::kWarning,
+      "the device has no memory for what an operator makes: weights, "
+      "gradients and states take at most %s of it from here on; "
+      "device_memory= says so from the start",
+      format_bytes(limit).c_str());
+}
+
+void DeviceTier::set_limit(std::uint64_t bytes) {
+  budget_.set_limit(bytes);
+  limit_bytes_ = bytes;
 }
 
 }  // namespace zinf

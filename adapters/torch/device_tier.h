@@ -4,6 +4,7 @@
 
 #include <c10/core/Device.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -45,6 +46,16 @@ class DeviceTier {
   Home home_of(Role role) const;
   bool holds_all() const;  // at once
   Reservation count(Tag tag, std::uint64_t bytes);
+  // From here on the device's own memory is the limit.
+  void lift_limit() { set_limit(kAddressSpaceBytes); }
+  // When the device has no memory left for others: everything leaves that
+  // nobody has pinned. Returns what units had, or 0 when nothing could leave.
+  std::uint64_t give_way();
+  // What had no room has it now: a quarter of what units had is all that they
+  // get from here on, for others cannot ask for room.
+  void stay_below(std::uint64_t had_bytes);
+  // Of the budget; kAddressSpaceBytes: none was given, or needed.
+  std::uint64_t limit_bytes() const { return limit_bytes_; }
   // States of so many bytes are used at once: before they are pinned. What is
   // used soonest stays. `evaluates`: see Foresight.
   void announce(std::span<const StateUse> at_once, std::uint64_t bytes,
@@ -58,12 +69,14 @@ class DeviceTier {
              std::shared_ptr<DeviceLink> link,
              std::function<Leave(StateRef, void* owner)> leaving);
   Result<HostState> add_below(const StateSpec& spec);
+  void set_limit(std::uint64_t bytes);
   // Whether what is in use may stay: else nobody is to expect it.
   bool stays_between_uses() const;
 
   HostTier& host_;
   const DeviceTierOptions options_;
   Budget budget_;
+  std::atomic<std::uint64_t> limit_bytes_;  // the budget's
   const std::shared_ptr<DeviceLink> link_;
   std::mutex adding_;                // for what follows
   std::optional<StateRef> opening_;  // the whole that is added now

@@ -7,16 +7,23 @@ namespace {
 
 std::atomic<void (*)(const Status&)> budget_thrower = nullptr;
 
+constexpr const char* kHostAdvice =
+    ". That is up to here: engine.probe(step) names the least for the whole "
+    "step. Raise host_memory, give nvme= (or more of it), or make the batch "
+    "smaller";
+constexpr const char* kDeviceAdvice =
+    ". That is up to here: what one operator uses of weights and gradients, or "
+    "somebody points to (torch.save() does; engine.save() does not), must fit "
+    "at once. Raise device_memory";
+
 Status advised(const Status& refusal) {
-  if (refusal.text().find("budget \"host_memory\"") == std::string::npos) {
-    return refusal;
-  }
-  return Status::error(
-      refusal.code(),
-      refusal.text() +
-          ". That is up to here: engine.probe(step) names the least for the "
-          "whole step. Raise host_memory, give nvme= (or more of it), or make "
-          "the batch smaller");
+  auto about = [&](const char* budget) {
+    return refusal.text().find(budget) != std::string::npos;
+  };
+  std::string advice = about("budget \"host_memory\"")     ? kHostAdvice
+                       : about("budget \"device_memory\"") ? kDeviceAdvice
+                                                           : "";
+  return Status::error(refusal.code(), refusal.text() + advice);
 }
 
 }  // namespace

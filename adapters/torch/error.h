@@ -7,8 +7,8 @@
 
 namespace zinf {
 
-// A refusal of host_memory itself comes from an operator that asked for more:
-// its text then goes on with what that means and what to do.
+// A refusal of host_memory or device_memory itself comes from an operator that
+// asked for more: its text then goes on with what that means and what to do.
 void throw_if_error(const Status& status);
 
 // Throws: the caller's request makes no sense as it stands.

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "adapters/torch/give_way.h"
 #include "adapters/torch/init_mode.h"
 #include "adapters/torch/keys.h"
 #include "adapters/torch/pieces.h"
@@ -24,6 +25,24 @@ std::atomic<std::uint64_t> intercepted = 0;
 
 c10::DispatchKeySet after(c10::DispatchKeySet keys, c10::DispatchKey key) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
+}
+
+// With its units pinned.
+void run_pinned(const c10::OperatorHandle& op, const Policy& policy,
+                c10::DispatchKeySet rest, torch::jit::Stack* stack,
+                Manager* manager) {
+  if (manager == nullptr || !manager->has_device() || !policy.repeats) {
+    op.redispatchBoxed(rest, stack);
+    return;
+  }
+  auto view = torch::jit::last(*stack, policy.num_arguments);
+  std::vector<c10::IValue> arguments(view.begin(), view.end());
+  std::size_t below = stack->size() - arguments.size();
+  with_room(manager, [&] {
+    stack->resize(below);
+    stack->insert(stack->end(), arguments.begin(), arguments.end());
+    op.redispatchBoxed(rest, stack);
+  });
 }
 
 void run(const c10::OperatorHandle& op, const Policy& policy,
@@ -42,7 +61,7 @@ void run(const c10::OperatorHandle& op, const Policy& policy,
   }
   pins.settle_if_short();
   pins.hold();
-  op.redispatchBoxed(rest, stack);
+  run_pinned(op, policy, rest, stack, pins.manager());
 }
 
 void outer(const c10::OperatorHandle& op, c10::DispatchKeySet keys,

@@ -1,5 +1,6 @@
 #include "adapters/torch/manager.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include "adapters/torch/later_update.h"
 #include "adapters/torch/ranks.h"
 #include "adapters/torch/update_queue.h"
+#include "src/base/strf.h"
 #include "zinf/log.h"
 
 namespace zinf {
@@ -117,6 +119,7 @@ DeviceTier& Manager::device_tier(c10::Device device) {
     throw_if_error(made.status());
     device_tier_ = std::move(made).value();
     device_ = device;
+    has_device_ = true;
   }
   if (device != device_) {
     throw Error(Status::error(
@@ -167,7 +170,17 @@ bool Manager::holds_states(c10::Device device, std::uint64_t bytes) {
     }
     unit->drop_reference();
   }
-  return bytes <= options_.device_bytes;
+  return bytes <= device_tier(device).limit_bytes();
+}
+
+std::uint64_t Manager::give_way_on_device() {
+  std::uint64_t had = device_tier_->give_way();
+  if (had > 0) at::accelerator::synchronizeDevice(device_.index());
+  return had;
+}
+
+void Manager::stay_below_on_device(std::uint64_t had_bytes) {
+  device_tier_->stay_below(had_bytes);
 }
 
 void Manager::announce_on_device(std::span<const StateUse> at_once,
@@ -230,11 +243,14 @@ void Manager::offer(const at::TensorBase& tensor, Role role,
        name});
 }
 
-std::size_t Manager::piece_bytes() const {
+std::size_t Manager::piece_bytes(c10::Device device) const {
   constexpr std::uint64_t kMost = std::uint64_t{32} << 20;
   constexpr std::uint64_t kShare = 16;  // of the budget, for one piece
   if (options_.evict_always) return 0;
   std::uint64_t limit = tier_->memory().budget().usage().limit_bytes;
+  if (!device.is_cpu() && has_device_) {
+    limit = std::min(limit, device_tier_->limit_bytes());
+  }
   return static_cast<std::size_t>(std::min(kMost, limit / kShare));
 }
 
@@ -325,15 +341,41 @@ std::vector<Unit*> Manager::units() {
 }
 
 // Weights first: when not everything fits, the model is what is wanted.
-void Manager::release_units(const std::function<bool(const Unit&)>& which) {
+Status Manager::release_units(const std::function<bool(const Unit&)>& which) {
+  Status first;
   for (Role role : {Role::kWeight, Role::kGrad, Role::kState}) {
     for (Unit* unit : units()) {
       if (unit->role() == role && which(*unit)) {
-        if (auto storage = unit->storage()) (void)unit->release(storage.get());
+        auto storage = unit->storage();
+        Status status = storage ? unit->release(storage.get()) : Status();
+        if (first.ok()) first = status;
       }
       unit->drop_reference();
     }
   }
+  return first;
+}
+
+void Manager::tell_lost_weights(const Status& why) {
+  std::string first;
+  std::size_t others = 0;
+  for (Unit* unit : units()) {
+    if (unit->role() == Role::kWeight && unit->storage() != nullptr) {
+      if (first.empty()) {
+        first = unit->name();
+      } else {
+        ++others;
+      }
+    }
+    unit->drop_reference();
+  }
+  if (first.empty()) return;
+  log(LogLevel::kWarning,
+      "%s%s could not be given back when the engine was closed, and cannot be "
+      "used any more (engine.save() before close() would have kept them): %s",
+      first.c_str(),
+      others > 0 ? strf(" and %zu more weights", others).c_str() : "",
+      why.text().c_str());
 }
 
 void Manager::close() {
@@ -344,13 +386,17 @@ void Manager::close() {
     // Whoever needs the weight is told.
   }
   tier_->rest();
+  if (has_device_) device_tier_->lift_limit();
+  Status kept;
   if (ranks_ != nullptr) {
-    release_units([](const Unit& unit) { return unit.shard() != nullptr; });
+    kept =
+        release_units([](const Unit& unit) { return unit.shard() != nullptr; });
     (void)ranks_->finish();  // others may need slices until then
   }
-  release_units([](const Unit&) { return true; });
+  Status status = release_units([](const Unit&) { return true; });
   closed_ = true;
   reap();
+  tell_lost_weights(kept.ok() ? status : kept);
   tier_->unlink_files();
   HostTierStats host = tier_->stats();
   ResidencyStats device;
@@ -374,7 +420,7 @@ void Manager::count_step() {
   if (closed_) return;
   reap();
   tier_->count_step();
-  if (device_tier_ != nullptr) device_tier_->count_step();
+  if (has_device_) device_tier_->count_step();
 }
 
 void Manager::fail(std::string why) {

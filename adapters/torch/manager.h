@@ -73,8 +73,9 @@ class Manager : public std::enable_shared_from_this<Manager> {
   void offer(const at::TensorBase& tensor, Role role, const UnitName& name);
   void adopt_offered();
 
-  // Every unit's storage gets its content as ordinary memory. What does not
-  // fit stays, and raises when it is touched.
+  // Every unit's storage gets its content as ordinary memory; on a device that
+  // is what the device has, not the budget. What does not fit stays, and raises
+  // when it is touched.
   void close();
   // At the end of the process: only the files on NVMe go.
   void unlink_files();
@@ -132,6 +133,10 @@ class Manager : public std::enable_shared_from_this<Manager> {
   // Whether so many bytes of states may live there: where a budget was given
   // for the device, beside all weights, as many gradients, and other states.
   bool holds_states(c10::Device device, std::uint64_t bytes);
+  bool has_device() const { return has_device_; }
+  // See DeviceTier; the first waits for the device too.
+  std::uint64_t give_way_on_device();
+  void stay_below_on_device(std::uint64_t had_bytes);
   // Units on the device that are used at once: see DeviceTier.
   void announce_on_device(std::span<const StateUse> at_once,
                           std::uint64_t bytes, bool evaluates);
@@ -142,8 +147,8 @@ class Manager : public std::enable_shared_from_this<Manager> {
                     const std::string& name);
 
   // Operators over lists of tensors take so many bytes of units at a time: a
-  // part of the budget; 0: one unit.
-  std::size_t piece_bytes() const;
+  // part of the budgets for where they are; 0: one unit.
+  std::size_t piece_bytes(c10::Device device) const;
 
   HostTier& tier() { return *tier_; }
   const ManagerOptions& options() const { return options_; }
@@ -163,7 +168,8 @@ class Manager : public std::enable_shared_from_this<Manager> {
   std::unique_ptr<Ranks> ranks_;
   std::unique_ptr<DeviceTier> device_tier_;  // made when it is needed
   c10::Device device_ = at::kCPU;            // whose
-  ManagerStats last_;                        // when it was closed
+  std::atomic<bool> has_device_ = false;
+  ManagerStats last_;  // when it was closed
   std::atomic<bool> closed_ = false;
 
   std::atomic<bool> failed_ = false;
@@ -180,7 +186,9 @@ class Manager : public std::enable_shared_from_this<Manager> {
     UnitName name;
   };
   std::vector<Offer> offered_;
-  void release_units(const std::function<bool(const Unit&)>& which);
+  // The first error.
+  Status release_units(const std::function<bool(const Unit&)>& which);
+  void tell_lost_weights(const Status& why);
   std::vector<std::weak_ptr<LaterUpdate>> waiting_updates();
   std::vector<std::weak_ptr<LaterUpdate>> later_;  // some are over
   std::atomic<int> num_later_ = 0;                 // that wait

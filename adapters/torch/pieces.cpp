@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "adapters/torch/manager.h"
+#include "adapters/torch/give_way.h"
 #include "adapters/torch/pins.h"
 
 namespace zinf {
@@ -67,7 +67,7 @@ bool run_elements(const c10::OperatorHandle& op, const Policy& policy,
     }
   }
   std::vector<std::size_t> begins =
-      cut(lists, length, unit.manager()->piece_bytes());
+      cut(lists, length, unit.manager()->piece_bytes(unit.device()));
   if (begins.size() < 2) return false;
 
   torch::jit::drop(*stack, policy.num_arguments);
@@ -114,7 +114,7 @@ bool can_copy(const std::vector<at::Tensor>& tensors, std::int64_t dim) {
 
 bool run_cat(Stack* stack, Unit& unit) {
   auto arguments = torch::jit::last(*stack, 2);
-  std::size_t piece = unit.manager()->piece_bytes();
+  std::size_t piece = unit.manager()->piece_bytes(unit.device());
   if (piece > 0 && managed_bytes(arguments[0]) <= piece) return false;
   std::vector<at::Tensor> tensors = arguments[0].toTensorVector();
   std::int64_t dim = arguments[1].toInt();
@@ -127,7 +127,9 @@ bool run_cat(Stack* stack, Unit& unit) {
   auto sizes = tensors[0].sizes().vec();
   sizes[dim] = 0;
   for (const at::Tensor& tensor : tensors) sizes[dim] += tensor.size(dim);
-  at::Tensor result = at::empty(sizes, tensors[0].options());
+  at::Tensor result;
+  with_room(unit.manager().get(),
+            [&] { result = at::empty(sizes, tensors[0].options()); });
   std::int64_t begin = 0;
   for (const at::Tensor& tensor : tensors) {
     std::int64_t length = tensor.size(dim);

@@ -1,5 +1,8 @@
 #include "adapters/torch/pins.h"
 
+#include <ATen/ops/from_blob.h>
+
+#include "adapters/torch/announcement.h"
 #include "adapters/torch/hooks.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/shard.h"
@@ -45,8 +48,12 @@ void Pins::add(const c10::IValue& value, Use use) {
   }
 }
 
+Manager* Pins::manager() const {
+  return added_.empty() ? nullptr : added_[0].unit->manager().get();
+}
+
 void Pins::settle_if_short() {
-  if (!added_.empty()) added_[0].unit->manager()->settle_if_short();
+  if (Manager* first = manager()) first->settle_if_short();
 }
 
 void Pins::hold() {
@@ -62,6 +69,15 @@ void Pins::hold() {
     Added& added = added_[num_held_];
     added.unit->pin(added.storage.unsafeGetStorageImpl(), added.use);
   }
+}
+
+at::Tensor tensor_in(const Pin& pin, const at::Tensor& like) {
+  auto offset = static_cast<std::size_t>(like.storage_offset());
+  return at::for_blob(pin.bytes().data() + offset * like.element_size(),
+                      like.sizes())
+      .strides(like.strides())
+      .options(at::TensorOptions().dtype(like.scalar_type()))
+      .make_tensor();
 }
 
 std::size_t managed_bytes(const c10::IValue& list) {

@@ -26,6 +26,8 @@ class Pins {
   // Before hold(), for an operator of the model: see Manager.
   void settle_if_short();
 
+  Manager* manager() const;  // of the first, or null
+
   // One alone.
   template <typename Used>
   void take(const Used& used, Use use) {
@@ -42,6 +44,9 @@ class Pins {
   c10::SmallVector<Added, 8> added_;
   std::size_t num_held_ = 0;  // the first of them
 };
+
+// The tensor's bytes where the host has them, pinned there.
+at::Tensor tensor_in(const Pin& pin, const at::Tensor& like);
 
 // Bytes of units in a list of tensors.
 std::size_t managed_bytes(const c10::IValue& list);

@@ -1,8 +1,11 @@
 #include "adapters/torch/policy.h"
 
+#include <ATen/core/enum_tag.h>
+
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 namespace zinf {
 namespace {
@@ -105,7 +108,13 @@ const Policy& policy_of(const c10::OperatorHandle& op) {
       found->second.num_arguments == schema.arguments().size()) {
     return found->second;
   }
-  return policies.insert_or_assign(&schema, make_policy(schema)).first->second;
+  Policy policy = make_policy(schema);
+  // Norms over batches change their statistics, and do not say so.
+  policy.repeats = !schema.is_mutable() &&
+                   !op.hasTag(at::Tag::nondeterministic_seeded) &&
+                   !op.hasTag(at::Tag::maybe_aliasing_or_mutating) &&
+                   schema.name().find("_norm") == std::string::npos;
+  return policies.insert_or_assign(&schema, std::move(policy)).first->second;
 }
 
 }  // namespace zinf

@@ -23,6 +23,9 @@ struct Policy {
   // Whatever it is made of finds its data there: a view that never copies, or
   // an operator of torch with all its tensors pinned.
   bool complete = false;
+  // It changes nothing, not even the state of random numbers: after a failure
+  // it can be run once more.
+  bool repeats = false;
   // How the inner key runs it over lists that are long.
   enum class Pieces : std::uint8_t {
     kNone,

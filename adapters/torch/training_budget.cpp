@@ -227,8 +227,30 @@ void check_first_update(const at::Tensor& parameter, bool split) {
       room.status().in("the update does not fit beside the activations"));
 }
 
+void check_device_memory(Manager& manager) {
+  std::uint64_t limit = manager.options().device_bytes;
+  if (limit == 0) return;
+  std::uint64_t largest = 0;
+  std::string name;
+  for (Unit* unit : manager.units()) {
+    if (!unit->device().is_cpu() && unit->bytes() > largest) {
+      largest = unit->bytes();
+      name = unit->name();
+    }
+    unit->drop_reference();
+  }
+  if (largest <= limit) return;
+  throw_if_error(Status::error(
+      Code::kOverBudget,
+      strf("device_memory is %s, but %s alone takes %s on the device: raise it "
+           "to %llu bytes or more",
+           mib(limit).c_str(), name.c_str(), mib(largest).c_str(),
+           static_cast<unsigned long long>(largest))));
+}
+
 void check_training(Manager& manager, const TrainingPlan& plan) {
   if (manager.closed()) return;
+  check_device_memory(manager);
   manager.settle();  // gradients of updates that wait would count as well
   Budgets budgets = budgets_of(manager, plan);
   if (budgets.each.empty()) return;

@@ -37,4 +37,8 @@ void check_first_update(const at::Tensor& parameter, bool split);
 // NVMe. What activations need is known from the passes so far.
 void check_training(Manager& manager, const TrainingPlan& plan);
 
+// Throws BudgetError when the largest unit on a device does not fit in
+// device_memory by itself.
+void check_device_memory(Manager& manager);
+
 }  // namespace zinf

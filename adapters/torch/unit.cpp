@@ -1,17 +1,15 @@
 #include "adapters/torch/unit.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <cstring>
 #include <string_view>
 #include <utility>
 
+#include "adapters/torch/announcement.h"
 #include "adapters/torch/audit.h"
 #include "adapters/torch/error.h"
 #include "adapters/torch/keys.h"
@@ -53,12 +51,6 @@ c10::intrusive_ptr<c10::StorageImpl> storage_without_memory(
       nullptr, false);
 }
 
-// Of the weight's slice; a gradient's comes and goes on other threads.
-Unit* of_slice(const Unit& whole) {
-  if (whole.role() != Role::kWeight) return nullptr;
-  return Unit::of(whole.shard()->weight);
-}
-
 // The block as a storage's own memory.
 c10::DataPtr plain_pointer(Block block, c10::Device device) {
   auto* owner = new std::shared_ptr<void>(std::move(block.owner));
@@ -69,62 +61,7 @@ c10::DataPtr plain_pointer(Block block, c10::Device device) {
           device};
 }
 
-// An evaluation: nothing is recorded for a backward pass, and this is none.
-bool evaluates() {
-  return !at::GradMode::is_enabled() &&
-         torch::autograd::get_current_graph_task_id() == -1;
-}
-
 }  // namespace
-
-void Announcement::add(Unit& unit, Use use) {
-  if (unit.pinned()) return;
-  constexpr std::array<UseKind, 3> kKinds = {UseKind::kRead, UseKind::kChange,
-                                             UseKind::kReplace};
-  add(unit, kKinds[static_cast<std::size_t>(use)]);
-}
-
-void Announcement::add_on_device(Unit& unit, UseKind kind) {
-  Manager* manager = unit.manager().get();
-  if (device_ != nullptr && device_ != manager) make();
-  device_ = manager;
-  on_device_.push_back({.state = unit.state().index, .kind = kind});
-  on_device_bytes_ += unit.bytes();
-}
-
-void Announcement::add(Unit& unit, UseKind kind) {
-  if (unit.manager()->closed() || in_forked_child()) return;
-  if (unit.moves_on_device()) add_on_device(unit, kind);
-  if (!unit.moves()) return;
-  HostTier* tier = &unit.manager()->tier();
-  if (tier_ != nullptr && tier != tier_) make();
-  tier_ = tier;
-  if (unit.shard() == nullptr) {
-    uses_.push_back({.state = unit.state().index, .kind = kind});
-    return;
-  }
-  gather_ = &unit.shard()->ranks.gather();
-  wholes_.push_back({.state = unit.state().index, .kind = kind});
-  Unit* slice = of_slice(unit);
-  if (slice == nullptr || !slice->moves()) return;
-  uses_.push_back({.state = slice->state().index, .kind = UseKind::kRead});
-}
-
-// What serves other ranks comes when they ask: it is in no order.
-void Announcement::make() {
-  if (!HostTier::on_own_thread()) {
-    if (!uses_.empty()) tier_->announce({uses_.data(), uses_.size()});
-    if (!wholes_.empty()) gather_->announce({wholes_.data(), wholes_.size()});
-    if (!on_device_.empty()) {
-      device_->announce_on_device({on_device_.data(), on_device_.size()},
-                                  on_device_bytes_, evaluates());
-    }
-  }
-  uses_.clear();
-  wholes_.clear();
-  on_device_.clear();
-  on_device_bytes_ = 0;
-}
 
 std::uint64_t hash_of(std::span<const std::byte> bytes) {
   return std::hash<std::string_view>()(
@@ -414,6 +351,19 @@ Result<Pin> Unit::pin_on_host(Use use) {
              name().c_str());
   ZINF_TRY(residency_.leave(state_));
   return manager_->tier().residency().pin({residency_.below(state_)}, use);
+}
+
+bool Unit::host_can_read() {
+  return link_ != nullptr && shard_ == nullptr && !consumed_ &&
+         !seen_from_outside();
+}
+
+Result<Pin> Unit::read_on_host() {
+  check_usable();
+  settle();
+  ZINF_TRY(residency_.write_and_wait(state_));
+  return manager_->tier().residency().pin({residency_.below(state_)},
+                                          Use::kRead);
 }
 
 void Unit::send_to_host() { residency_.evict(state_); }

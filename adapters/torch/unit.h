@@ -63,24 +63,6 @@ class EditWatch {
   virtual void before_end(Unit& unit, std::span<std::byte> content) = 0;
 };
 
-// Units that are about to be used at once, for who moves them ahead.
-class Announcement {
- public:
-  void add(Unit& unit, Use use);
-  void add(Unit& unit, UseKind kind);
-  void make();
-
- private:
-  void add_on_device(Unit& unit, UseKind kind);
-  HostTier* tier_ = nullptr;
-  GatherTier* gather_ = nullptr;
-  c10::SmallVector<StateUse, 8> uses_;
-  c10::SmallVector<StateUse, 8> wholes_;
-  Manager* device_ = nullptr;  // whose are these
-  c10::SmallVector<StateUse, 8> on_device_;
-  std::uint64_t on_device_bytes_ = 0;
-};
-
 // The same for the same bytes, in this process.
 std::uint64_t hash_of(std::span<const std::byte> bytes);
 
@@ -159,6 +141,12 @@ class Unit final : public FaultServer {
   // Of one on a device: its content in the host's memory. The device has none
   // of it from now on; it comes back when it is used. kInvalid while it is.
   Result<Pin> pin_on_host(Use use);
+  // The same for reading; the device keeps what it has. REQUIRES
+  // host_can_read().
+  Result<Pin> read_on_host();
+  // Whether the host can have the content of one on a device: nobody changes it
+  // there through an address, and it is no whole of ranks'.
+  bool host_can_read();
   void send_to_host();      // starts that
   void return_to_device();  // starts, where there is room for everything
 

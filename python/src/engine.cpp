@@ -179,6 +179,9 @@ void bind_engine(py::module_& module) {
           },
           py::kw_only(), py::arg("parameters"), py::arg("fresh"),
           py::arg("split"), py::arg("waiting"), Released())
+      .def(
+          "check_device_memory",
+          [](Manager& self) { check_device_memory(self); }, Released())
       .def("count_step", &Manager::count_step, Released())
       .def("unlink_files", &Manager::unlink_files, Released())
       .def("stats", &stats_of);

@@ -126,6 +126,7 @@ class Engine:
                 self._manager.end_init()
                 for model in self._roots():
                     self._adopt_parameters(model)
+        self._manager.check_device_memory()
 
     def adopt(self, model: torch.nn.Module) -> torch.nn.Module:
         """Takes a model that exists already; returns it.
@@ -144,6 +145,7 @@ class Engine:
         share_model(self._manager, model)
         self._note_module(model)
         self._adopt_parameters(model)
+        self._manager.check_device_memory()
         return model
 
     def release(self, model: torch.nn.Module) -> torch.nn.Module:

@@ -195,12 +195,15 @@ class AdamW(torch.optim.Optimizer):
         together = ranks if updated or self._backward is None else []
         for each in together:
             each.begin_step(updated, self._how())
+        begun = bool(ranks)  # others count on it
         try:
             clip = self._clip_factor(updated, inverse_scale, ranks)
+            begun = True
             for parameters, its_options in zip(groups, options, strict=True):
                 self._update(parameters, its_options, inverse_scale, clip, may_wait=True)
         except BaseException as error:
-            self._failure = str(error) or type(error).__name__
+            if begun:  # else nothing was changed
+                self._failure = str(error) or type(error).__name__
             for each in ranks:
                 each.fail(self._failure)
             raise

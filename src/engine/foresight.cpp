@@ -26,10 +26,7 @@ void Foresight::use(std::span<const StateUse> at_once, std::uint64_t bytes,
 
 void Foresight::settle(std::span<const StateUse> at_once, std::uint64_t bytes) {
   Position position{.states = {}, .bytes = bytes};
-  for (const StateUse& use : at_once) {
-    if (use.kind != UseKind::kFree) position.states.push_back(use.state);
-  }
-  if (position.states.empty()) return;
+  for (const StateUse& use : at_once) position.states.push_back(use.state);
   settling_.push_back(std::move(position));
   settling_now_bytes_ += bytes;
   while (settling_.size() > kMostSettling ||

@@ -15,6 +15,7 @@
 #include "adapters/torch/probe.h"
 #include "adapters/torch/ranks.h"
 #include "adapters/torch/share.h"
+#include "adapters/torch/training_budget.h"
 #include "zinf/engine.h"
 
 namespace zinf {
@@ -115,6 +116,7 @@ void EngineImpl::adopt(torch::nn::Module& model) {
   }
   share(model);
   adopt_parameters_of(model);
+  check_device_memory(*manager_);
 }
 
 void EngineImpl::share(const torch::nn::Module& model) {

@@ -8,6 +8,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "src/base/align.h"
@@ -44,7 +45,8 @@ class Device {
                      .shape = {kBytes},
                      .bytes = kBytes};
       refs_.push_back(ok(residency_.add(spec, Home::kBelow)));
-      (void)ok(residency_.pin(refs_.back(), Use::kReplace));
+      const Pin pin = ok(residency_.pin(refs_.back(), Use::kReplace));
+      std::memset(pin.bytes().data(), static_cast<int>(i), kBytes);
     }
     EXPECT_TRUE(residency_.flush().ok());
   }
@@ -52,7 +54,8 @@ class Device {
   void use(std::uint32_t state, bool evaluates = false) {
     const StateUse use{refs_[state].index, UseKind::kRead};
     foresight_.use({&use, 1}, kBytes, evaluates);
-    (void)ok(residency_.pin(refs_[state], Use::kRead));
+    const Pin pin = ok(residency_.pin(refs_[state], Use::kRead));
+    EXPECT_EQ(pin.bytes().back(), static_cast<std::byte>(state));
   }
   void end_step() { foresight_.end_step(); }
   std::uint64_t reads() const { return residency_.stats().reads; }
@@ -168,6 +171,26 @@ TEST(Foresight, TrainingAndEvaluationsAreBothKnown) {
   EXPECT_NEAR(double(device.evaluate(pass)), double(least_reads(pass, kRoom)),
               1);
   EXPECT_NEAR(double(device.train(step)), double(least_reads(step, kRoom)), 1);
+}
+
+// Backward on a device has a thread of its own, and so have evaluations beside
+// it: whatever they announce, everything can be used.
+TEST(Foresight, SeveralThreadsUseOneDevice) {
+  constexpr int kThreads = 3;
+  constexpr std::uint32_t kStates = 12;
+  Device device(kStates, 2 * kThreads, 1);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&device, i] {
+      const bool evaluates = i == 0;
+      for (int step = 0; step < 20; ++step) {
+        for (const std::uint32_t use : up_and_down(kStates))
+          device.use(use, evaluates);
+        if (!evaluates) device.end_step();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace
