@@ -4,12 +4,13 @@
 
 #include "cli/command.h"
 #include "cli/plan_paper.h"
-#include "cli/this_machine.h"
+#include "cli/progress.h"
 #include "src/base/strf.h"
 #include "zinf/advice.h"
 #include "zinf/advice_text.h"
 #include "zinf/machine.h"
 #include "zinf/model_config.h"
+#include "zinf/this_machine.h"
 
 namespace zinf::cli {
 namespace {
@@ -53,7 +54,11 @@ Result<plan::Request> make_request(const PlanArguments& args) {
   ZINF_ASSIGN(request.shape, make_shape(args));
   if (args.cluster.empty() || args.cluster == "this") {
     const std::string path = args.path.empty() ? "." : args.path;
-    ZINF_ASSIGN(request.cluster, measure_this_machine(path));
+    Progress progress("measuring this machine", plan::kMeasuringSteps,
+                      Progress::Unit::kSteps);
+    ZINF_ASSIGN(request.cluster,
+                plan::measure_this_machine(
+                    path, [&](std::uint64_t done) { progress.update(done); }));
   } else if (!args.path.empty()) {
     return invalid(
         "--path is for --cluster this: other clusters are not measured");

@@ -9,10 +9,10 @@
 #include "adapters/torch/error.h"
 #include "adapters/torch/host_allocator.h"
 #include "adapters/torch/manager.h"
-#include "cli/this_machine.h"
 #include "python/src/bindings.h"
 #include "zinf/advice_text.h"
 #include "zinf/model_config.h"
+#include "zinf/this_machine.h"
 
 namespace py = pybind11;
 
@@ -33,7 +33,7 @@ Result<plan::ModelShape> shape_of(const Tensors& tensors) {
 Result<plan::Cluster> engine_cluster(Manager& manager) {
   const std::vector<NvmePath>& nvme = manager.options().tier.nvme;
   ZINF_ASSIGN(plan::Cluster cluster,
-              cli::measure_this_machine(nvme.empty() ? "" : nvme[0].path));
+              plan::measure_this_machine(nvme.empty() ? "" : nvme[0].path));
   cluster.host_bytes = double(process_memory()->budget().usage().limit_bytes);
   if (nvme.empty()) return cluster;
   if (!manager.closed())

@@ -1,4 +1,4 @@
-#include "cli/this_machine.h"
+#include "zinf/this_machine.h"
 
 #include <algorithm>
 #include <atomic>
@@ -7,13 +7,12 @@
 #include <thread>
 #include <vector>
 
-#include "cli/progress.h"
 #include "src/base/align.h"
 #include "zinf/disk.h"
 #include "zinf/io_bench.h"
 #include "zinf/machine.h"
 
-namespace zinf::cli {
+namespace zinf::plan {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -141,7 +140,7 @@ class Traffic {
 // What a byte on its way takes from arithmetic and from copies: training has
 // both, and the mean of the two counts.
 Result<double> measure_drag(int cores, io::Bench& bench,
-                            const plan::Cluster& cluster) {
+                            const Cluster& cluster) {
   const auto lost = [&](double alone, auto&& measure) -> Result<double> {
     Traffic traffic(bench);
     const double beside = measure(cores);
@@ -154,8 +153,7 @@ Result<double> measure_drag(int cores, io::Bench& bench,
   return (arithmetic + copies) / 2;
 }
 
-Status measure_disk(const std::string& path, int cores,
-                    plan::Cluster& cluster) {
+Status measure_disk(const std::string& path, int cores, Cluster& cluster) {
   ZINF_ASSIGN(const io::Disk disk, io::inspect_disk(path));
   ZINF_ASSIGN(io::Bench bench, io::Bench::in_directory(path, 256 * kMiB));
   ZINF_TRY(bench.open({}));
@@ -172,26 +170,30 @@ Status measure_disk(const std::string& path, int cores,
 
 }  // namespace
 
-Result<plan::Cluster> measure_this_machine(const std::string& path) {
+Result<Cluster> measure_this_machine(
+    const std::string& path, const std::function<void(std::uint64_t)>& told) {
   const Machine machine = inspect_machine();
-  plan::Cluster cluster{.name = "this machine", .on_host = true};
+  Cluster cluster{.name = "this machine", .on_host = true};
   cluster.host_bytes = double(machine.available_bytes);
   if (machine.cgroup_limit_bytes) {
     cluster.host_bytes =
         std::min(cluster.host_bytes, double(*machine.cgroup_limit_bytes));
   }
-  Progress progress("measuring this machine", 3, Progress::Unit::kSteps);
+  const auto tell = [&](std::uint64_t done) {
+    if (told) told(done);
+  };
   const int cores = std::max(machine.cores, 1);
   cluster.peak_flops = measure_flops(cores);
-  progress.update(1);
+  tell(1);
   cluster.host_memory_rate = measure_memory(cores);
-  progress.update(2);
+  tell(2);
   if (!path.empty()) {
     ZINF_TRY(
         measure_disk(path, cores, cluster).in("plan: measuring this machine"));
   }
   ZINF_TRY(check(cluster));
+  tell(kMeasuringSteps);
   return cluster;
 }
 
-}  // namespace zinf::cli
+}  // namespace zinf::plan
