@@ -17,6 +17,7 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zinf import _C, _constructors, checkpoint
 from zinf._plan import Plan
@@ -420,7 +421,20 @@ def _hook_registrations() -> bool:
 
     register_module_parameter_registration_hook(on_parameter)
     register_module_module_registration_hook(on_module)
+    register_optimizer_step_post_hook(_count_step)
     return True
+
+
+def _count_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Of an optimizer of torch's, or somebody else's: steps are what plans are made of."""
+    from zinf.optim import AdamW
+
+    if not _engines or isinstance(optimizer, AdamW):  # which counts its own
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for manager in _C.managers_of(parameters):
+        if manager is not None and manager.ranks is None:
+            manager.count_step()
 
 
 def _refuse_replicas(module: torch.nn.Module, child: torch.nn.Module | None) -> None:

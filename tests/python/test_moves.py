@@ -49,6 +49,24 @@ def test_small_units_share_requests(nvme):
         assert weights(model) == expected
 
 
+def test_steps_of_other_optimizers_are_planned_too(nvme):
+    def optimizer_of(model):
+        return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+    plain = small_units()
+    train(plain, optimizer_of(plain), 6)
+    with zinf.Engine(host_memory=budget(22 * MIB), nvme=nvme) as engine:
+        with engine.init():
+            model = small_units()
+        train(model, optimizer_of(model), 6)
+        stats = engine.stats()
+        assert stats["steps"] == 6
+        assert stats["step_bytes_read"] > 0
+        assert stats["planned_step_bytes"] > 0
+        assert stats["step_prefetched"] > 0
+        assert weights(model) == weights(plain)
+
+
 @pytest.mark.parametrize("update", ["step", "backward"])
 def test_without_prefetching_every_read_is_waited_for(update, nvme, monkeypatch):
     monkeypatch.setenv("ZINF_PREFETCH", "0")
