@@ -141,7 +141,8 @@ constexpr std::array<std::array<const char*, 3>, 13> kPlanChanges = {
     {{"--nodes", "nodes", "How many nodes"},
      {"--devices-per-node", "devices_per_node", "Devices of a node"},
      {"--batch", "batch", "Samples per device and step (1)"},
-     {"--micro-batches", "micro_batches", "Parts of it (as few as fit)"},
+     {"--micro-batches", "micro_batches",
+      "Parts of it (the quickest power of two)"},
      {"--tiles", "tiles", "Parts in which the largest operators run (1)"},
      {"--device-memory", "device_memory", "Budget of a device"},
      {"--host-memory", "host_memory", "Budget of a process"},
@@ -159,7 +160,8 @@ void add_plan_model(CLI::App& app, PlanArguments& args) {
       ->type_name("PATH");
   add_count(app, "--layers", args.layers, "Instead of a model: its blocks");
   add_count(app, "--hidden", args.hidden, "Its hidden size");
-  add_count(app, "--heads", args.heads, "Its attention heads");
+  add_count(app, "--heads", args.heads,
+            "Its attention heads (of 64 each); of a model that says none, too");
   add_count(app, "--vocab", args.vocab, "Its vocabulary (0: not counted)");
   add_count(app, "--seq", args.seq,
             "Tokens of a sample (the model's, or 1024)");

@@ -19,7 +19,7 @@ Status invalid(const char* text) { return Status::error(Code::kInvalid, text); }
 
 Result<plan::ModelShape> make_shape(const PlanArguments& args) {
   const bool sizes = args.layers > 0 || args.hidden > 0;
-  if (!args.model.empty() && (sizes || args.heads > 0 || args.vocab > 0)) {
+  if (!args.model.empty() && (sizes || args.vocab > 0)) {
     return invalid(
         "a model and sizes contradict each other: name the one or the other");
   }
@@ -36,6 +36,9 @@ Result<plan::ModelShape> make_shape(const PlanArguments& args) {
   if (!args.model.empty()) {
     ZINF_ASSIGN(shape, plan::load_model(args.model));
   }
+  if (args.heads > 0) shape.heads = args.heads;
+  if (args.model.empty() && args.heads == 0)
+    shape.heads = plan::usual_heads(shape.hidden);
   if (args.seq > 0) shape.seq = args.seq;
   ZINF_TRY(check(shape));
   return shape;

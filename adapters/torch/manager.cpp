@@ -356,9 +356,11 @@ Status Manager::release_units(const std::function<bool(const Unit&)>& which) {
   return first;
 }
 
+// Of a host's memory that is less than the model no more was to be expected.
 void Manager::tell_lost_weights(const Status& why) {
   std::string first;
   std::size_t others = 0;
+  bool expected = why.code() == Code::kOverBudget;
   for (Unit* unit : units()) {
     if (unit->role() == Role::kWeight && unit->storage() != nullptr) {
       if (first.empty()) {
@@ -366,11 +368,12 @@ void Manager::tell_lost_weights(const Status& why) {
       } else {
         ++others;
       }
+      expected = expected && unit->device().is_cpu();
     }
     unit->drop_reference();
   }
   if (first.empty()) return;
-  log(LogLevel::kWarning,
+  log(expected ? LogLevel::kInfo : LogLevel::kWarning,
       "%s%s could not be given back when the engine was closed, and cannot be "
       "used any more (engine.save() before close() would have kept them): %s",
       first.c_str(),

@@ -25,8 +25,9 @@ struct Cluster {
   // does not count.
   bool on_host = false;
 
-  double peak_flops = 0;   // of a device, dense, in the precision of training
-  double achieved = 0.40;  // share of it that a whole model's step reaches
+  double peak_flops = 0;  // of a device, dense, in the precision of training
+  double fp32_peak_flops = 0;  // the same in fp32; 0: as peak_flops
+  double achieved = 0.40;      // share of it that a whole model's step reaches
   double device_memory_rate = 0;
   double host_memory_rate = 0;  // of a node
   // Between a device and its host: so many devices share an uplink.

@@ -31,6 +31,9 @@ struct ModelShape {
 // parameters than can be counted.
 Status check(const ModelShape& shape);
 
+// Of a transformer of which they are not known: 64 wide.
+std::uint64_t usual_heads(std::uint64_t hidden);
+
 double block_params(const ModelShape& shape);
 double total_params(const ModelShape& shape);
 // Of the largest operator's weight: hidden x 4 hidden, or the embedding.

@@ -80,6 +80,9 @@ struct Setup {
 // kInvalid with every problem in one text.
 Status check(const Setup& setup);
 
+// Samples of the largest micro-batch.
+double micro_batch(const Setup& setup);
+
 // Whether gradients wait for their update: not when it is made inside backward,
 // unless several micro-batches add to them.
 bool keeps_grads(const Setup& setup);

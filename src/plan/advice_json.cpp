@@ -1,3 +1,6 @@
+#include <cmath>
+#include <optional>
+
 #include "src/base/json.h"
 #include "zinf/advice_text.h"
 
@@ -23,9 +26,14 @@ std::vector<JsonObject> json_taken(const Advice& advice) {
     taken.push_back(JsonObject()
                         .add("what", one.what)
                         .add("tier", tier_name(one.tier))
-                        .add("bytes", one.bytes));
+                        .add("bytes", std::ceil(one.bytes)));
   }
   return taken;
+}
+
+// Whole bytes, that are enough.
+std::optional<double> up(std::optional<double> bytes) {
+  return bytes ? std::optional(std::ceil(*bytes)) : bytes;
 }
 
 std::vector<JsonObject> json_tiers(const Advice& advice) {
@@ -35,9 +43,10 @@ std::vector<JsonObject> json_tiers(const Advice& advice) {
     tiers.push_back(
         JsonObject()
             .add("tier", tier_name(kTiers[i]))
-            .add("taken_bytes", advice.footprint.on(kTiers[i]))
-            .add("capacity_bytes", capacity(advice.setup.cluster, kTiers[i]))
-            .add("least_bytes", advice.least[i]));
+            .add("taken_bytes", std::ceil(advice.footprint.on(kTiers[i])))
+            .add("capacity_bytes",
+                 std::floor(capacity(advice.setup.cluster, kTiers[i])))
+            .add("least_bytes", up(advice.least[i])));
   }
   return tiers;
 }
@@ -65,7 +74,7 @@ void add_shortages(const Advice& advice, JsonObject& json) {
   for (const Shortage& one : advice.shortages) {
     shortages.push_back(JsonObject()
                             .add("tier", tier_name(one.tier))
-                            .add("needs_bytes", one.needs)
+                            .add("needs_bytes", std::ceil(one.needs))
                             .add("has_bytes", one.has));
   }
   json.add("shortages", shortages).add("helps", advice.helps);

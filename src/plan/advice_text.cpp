@@ -101,10 +101,11 @@ std::string lanes(const Advice& advice) {
 
 std::string speed(const Request& request, const Advice& advice) {
   std::string text =
-      strf("\n  a step takes %s: %s tokens/s, %.1f TFLOPS per device\n",
+      strf("\n  a step takes %s: %s tokens/s, %s TFLOPS per device\n",
            time_text(advice.step.seconds).c_str(),
            number_text(advice.tokens_per_second).c_str(),
-           model_flops_per_second(advice.setup, advice.step) / 1e12);
+           number_text(model_flops_per_second(advice.setup, advice.step) / 1e12)
+               .c_str());
   text += bound(advice) + lanes(advice);
   if (advice.written_per_drive_day > 0) {
     text += strf("\n  written to each drive (a node has %llu): %s TB a day\n",
@@ -133,7 +134,10 @@ std::string shortages(const Advice& advice) {
                  bytes_text(one.has).c_str(),
                  bytes_text(one.needs - one.has).c_str());
   }
-  if (advice.helps.empty()) return text + "  no single change would help\n";
+  if (advice.helps.empty()) {
+    return text +
+           "  no single change would help, up to 16 times what there is\n";
+  }
   text += "  each of these would help, the least first\n";
   for (const std::string& help : advice.helps) text += "    " + help + "\n";
   return text;

@@ -23,7 +23,8 @@ constexpr double kMostBytes = 1e21;
 // PCIe 4.0 and 5.0 x16 (31.5 and 63 GB/s) 25 and 50 GB/s, drives of the fourth
 // generation 6.5 GB/s for reads and 4 for writes (3.84 TB; a choice, sheets
 // differ), links between nodes 70 % of their sum, as the DGX-2's 70 of 100.
-// Peaks are dense, in bf16.
+// Peaks are dense, in bf16 (V100: fp16), and in fp32 without TF32, which torch
+// does not use for matrix products unless it is told to.
 Cluster dgx2_v100() {
   return {.name = "dgx2-v100",
           .devices_per_node = 16,
@@ -31,6 +32,7 @@ Cluster dgx2_v100() {
           .host_bytes = 1.5 * kTiB,
           .nvme_bytes = 8 * 3.84e12,
           .peak_flops = 125e12,
+          .fp32_peak_flops = 15.7e12,
           .achieved = kAchieved,
           .device_memory_rate = kV100Memory,
           .host_memory_rate = kDgx2HostMemory,
@@ -55,6 +57,7 @@ Cluster dgx_a100() {
           .host_bytes = 2 * kTiB,
           .nvme_bytes = 8 * 3.84e12,
           .peak_flops = 312e12,
+          .fp32_peak_flops = 19.5e12,
           .achieved = kAchieved,
           .device_memory_rate = 1.6e12,
           .host_memory_rate = 300e9,
@@ -78,6 +81,7 @@ Cluster dgx_h100() {
           .host_bytes = 2 * kTiB,
           .nvme_bytes = 8 * 3.84e12,
           .peak_flops = 989e12,
+          .fp32_peak_flops = 67e12,
           .achieved = kAchieved,
           .device_memory_rate = 2.7e12,
           .host_memory_rate = 450e9,
@@ -101,6 +105,7 @@ Cluster gh200() {
           .host_bytes = 480 * kGiB,
           .nvme_bytes = 2 * 3.84e12,
           .peak_flops = 989e12,
+          .fp32_peak_flops = 67e12,
           .achieved = kAchieved,
           .device_memory_rate = 3.2e12,
           .host_memory_rate = 0.8 * 384e9,
@@ -123,6 +128,7 @@ Cluster rtx4090_workstation() {
           .host_bytes = 128 * kGiB,
           .nvme_bytes = 4e12,
           .peak_flops = 165e12,
+          .fp32_peak_flops = 82.6e12,
           .achieved = kAchieved,
           .device_memory_rate = 0.8e12,
           .host_memory_rate = 60e9,
@@ -142,11 +148,12 @@ struct NumberMember {
   const char* name;
   double Cluster::* value;
 };
-constexpr std::array<NumberMember, 15> kNumbers = {{
+constexpr std::array<NumberMember, 16> kNumbers = {{
     {"device_bytes", &Cluster::device_bytes},
     {"host_bytes", &Cluster::host_bytes},
     {"nvme_bytes", &Cluster::nvme_bytes},
     {"peak_flops", &Cluster::peak_flops},
+    {"fp32_peak_flops", &Cluster::fp32_peak_flops},
     {"achieved", &Cluster::achieved},
     {"device_memory_rate", &Cluster::device_memory_rate},
     {"host_memory_rate", &Cluster::host_memory_rate},
@@ -310,7 +317,8 @@ Status check(const Cluster& cluster) {
   }
   if (cluster.devices_per_node > 1)
     need(cluster.device_network_rate, "device_network_rate");
-  if (cluster.nodes > 1) need(cluster.node_network_rate, "node_network_rate");
+  if (cluster.nodes > 1)
+    need(cluster.node_network_rate, "node_network_rate (--network-rate)");
   if (!(cluster.achieved > 0 && cluster.achieved <= 1))
     refuse("achieved must be above 0 and at most 1");
   if (problems.empty()) return {};

@@ -71,8 +71,16 @@ class Costs {
     const double nodes = double(cluster_.nodes);
     const Cost between =
         at(bytes * (nodes - 1) / nodes, cluster_.node_network_rate);
+    // The lane is the network's: what goes on inside the node is not among its
+    // bytes.
     return {.seconds = std::max(cost.seconds, between.seconds),
-            .bytes = cost.bytes + between.bytes / ranks_};
+            .bytes = between.bytes / ranks_};
+  }
+
+  double peak_flops() const {
+    const bool fp32 = setup_.precision.weight >= 4;
+    return fp32 && cluster_.fp32_peak_flops > 0 ? cluster_.fp32_peak_flops
+                                                : cluster_.peak_flops;
   }
 
   void add_compute(LayerCosts& costs) const {
@@ -80,7 +88,7 @@ class Costs {
     const double tokens = tokens_per_rank(setup_);
     const double once = (layers * forward_flops(setup_.shape, tokens) +
                          head_flops(setup_.shape, tokens)) /
-                        (parts_ * cluster_.peak_flops * cluster_.achieved);
+                        (parts_ * peak_flops() * cluster_.achieved);
     const double backward = setup_.recompute ? 3 : 2;
     // Two sums of a block's outputs, and of their gradients.
     const double mp = double(setup_.model_parallel);

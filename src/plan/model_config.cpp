@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "src/base/strf.h"
@@ -43,11 +44,18 @@ class Reader {
                                                   : "";
   }
 
+  // Numbers that contradict each other.
+  void refuse(const std::string& text) { contradiction_ = text; }
+
   Status status() const {
-    if (problems_.empty()) return {};
-    return Status::error(
-        Code::kInvalid,
-        "model configuration: must be positive numbers: " + problems_);
+    if (!problems_.empty()) {
+      return Status::error(
+          Code::kInvalid,
+          "model configuration: must be positive numbers: " + problems_);
+    }
+    if (contradiction_.empty()) return {};
+    return Status::error(Code::kInvalid,
+                         "model configuration: " + contradiction_);
   }
 
  private:
@@ -64,6 +72,7 @@ class Reader {
 
   const json& config_;
   std::string problems_;
+  std::string contradiction_;
 };
 
 // A linear map, without and with a bias.
@@ -100,6 +109,10 @@ ModelShape gated(Reader& read, const std::string& type) {
   const double head = read.get("head_dim", hidden / sizes.heads);
   const double queries = sizes.heads * head;
   const double keys = read.get("num_key_value_heads", sizes.heads) * head;
+  const double key_heads = keys / head;
+  if (key_heads > sizes.heads ||
+      std::fmod(sizes.heads, std::max(key_heads, 1.0)) != 0)
+    read.refuse("num_key_value_heads must divide num_attention_heads");
   const bool biased = read.flag("attention_bias", false);
   double block =
       linear(hidden, queries + 2 * keys) + linear(queries, hidden) + 2 * hidden;
@@ -112,6 +125,8 @@ ModelShape gated(Reader& read, const std::string& type) {
   shape.block_params = block + maps;
   if (type == "mixtral") {
     const double experts = read.need("num_local_experts");
+    if (read.get("num_experts_per_tok", 2) > experts)
+      read.refuse("num_experts_per_tok is more than num_local_experts");
     const double router = linear(hidden, experts);
     shape.active_block_params =
         block + router + read.get("num_experts_per_tok", 2) * maps;

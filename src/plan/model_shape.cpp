@@ -50,6 +50,11 @@ double total_params(const ModelShape& shape) {
   return double(shape.layers) * block_params(shape) + others;
 }
 
+std::uint64_t usual_heads(std::uint64_t hidden) {
+  constexpr std::uint64_t kWidth = 64;
+  return hidden % kWidth == 0 ? hidden / kWidth : 1;
+}
+
 double largest_params(const ModelShape& shape) {
   if (shape.largest_params > 0) return shape.largest_params;
   const double rows = std::max(4 * double(shape.hidden), double(shape.vocab));

@@ -107,6 +107,11 @@ std::uint64_t vocabulary(const std::vector<NamedShape>& tensors,
   return rows;
 }
 
+bool has_attention(const NamedShape& tensor) {
+  return tensor.name.find("attn") != std::string::npos ||
+         tensor.name.find("attention") != std::string::npos;
+}
+
 Result<std::string> read_header(const std::string& path) {
   errno = 0;
   std::ifstream file(path, std::ios::binary);
@@ -149,6 +154,8 @@ Result<ModelShape> shape_of(const std::vector<NamedShape>& tensors) {
   shape.layers = sums.layers.size();
   shape.hidden = hidden->first;
   if (numbered) shape.vocab = vocabulary(tensors, shape.hidden);
+  if (std::ranges::any_of(tensors, has_attention))
+    shape.heads = usual_heads(shape.hidden);
   shape.block_params = sums.in_layers / double(shape.layers);
   shape.other_params = sums.others;
   shape.largest_params = sums.largest;
@@ -175,6 +182,13 @@ Result<ModelShape> load_model(const std::string& path) {
   const bool folder = std::filesystem::is_directory(path, error);
   const std::string file = folder ? path + "/config.json" : path;
   const bool tensors = file.ends_with(".safetensors");
+  const std::string name = std::filesystem::path(file).filename();
+  if (tensors && name.find("-of-") != std::string::npos) {
+    return Status::error(Code::kInvalid,
+                         file +
+                             " is one of several files of a model: name its "
+                             "config.json instead");
+  }
   Result<std::string> text = tensors ? read_header(file) : read_text(file);
   if (!text.ok()) return text.status();
   Result<ModelShape> shape = tensors ? parse_safetensors_header(text.value())

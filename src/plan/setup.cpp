@@ -103,6 +103,11 @@ double tokens_per_rank(const Setup& setup) {
   return setup.batch * double(setup.shape.seq);
 }
 
+double micro_batch(const Setup& setup) {
+  if (setup.micro_batches == 1) return setup.batch;
+  return std::ceil(setup.batch / double(setup.micro_batches));
+}
+
 bool keeps_grads(const Setup& setup) {
   const bool once = setup.mechanisms.vertical || setup.micro_batches == 1;
   return !setup.mechanisms.update_in_backward || !once;
@@ -153,14 +158,16 @@ double working_bytes(const Setup& setup, double batch) {
       setup.recompute
           ? recompute_bytes(shape, batch) * precision / paper_precision().weight
           : 2 * precision * tokens * 4 * double(shape.hidden);
-  const double copies = setup.recompute ? kScores : kScores - kKeptScores;
+  // What was measured has those that are kept.
+  const bool measured = !setup.recompute && setup.activation_bytes > 0;
+  const double copies = measured ? kScores - kKeptScores : kScores;
   const double scores = copies * 4 * tokens * double(shape.vocab);
   return std::max(block, scores - largest_operator_bytes(setup));
 }
 
 // What computing takes at the worst moment.
 void add_working(const Setup& setup, std::vector<Taken>& taken) {
-  const double micro = setup.batch / double(setup.micro_batches);
+  const double micro = micro_batch(setup);
   taken.push_back({uses_moved_weights(setup)
                        ? "largest operator's gradient"
                        : "largest operator's weight and gradient",
@@ -178,10 +185,14 @@ void add_rounding(const Setup& setup, std::vector<Taken>& taken) {
 
 void add_activations(const Setup& setup, std::vector<Taken>& taken) {
   const bool whole = setup.mechanisms.vertical;
-  const double batch =
-      whole ? setup.batch : setup.batch / double(setup.micro_batches);
-  taken.push_back({"activations for backward", setup.placement.activations,
-                   kept_activation_bytes(setup, batch)});
+  const double bytes =
+      kept_activation_bytes(setup, whole ? setup.batch : micro_batch(setup));
+  taken.push_back(
+      {"activations for backward", setup.placement.activations, bytes});
+  if (setup.placement.activations == Tier::kNvme) {
+    taken.push_back({"activations on their way", Tier::kHost,
+                     bytes * std::min(1.0, kMovingParts / parts(setup))});
+  }
 }
 
 void add_states(const Setup& setup, std::vector<Taken>& taken) {

@@ -19,6 +19,7 @@ void speed_up(Cluster& cluster, Lane lane, double factor) {
   switch (lane) {
     case Lane::kCompute:
       cluster.peak_flops *= factor;
+      cluster.fp32_peak_flops *= factor;
       return;
     case Lane::kHostToDevice:
     case Lane::kDeviceToHost:

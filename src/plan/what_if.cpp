@@ -90,7 +90,10 @@ constexpr std::array<Knob, 18> kKnobs = {{
     {"network_rate", Kind::kRate,
      [](Request& r, double v) { r.cluster.node_network_rate = v; }},
     {"peak_flops", Kind::kNumber,
-     [](Request& r, double v) { r.cluster.peak_flops = v; }},
+     [](Request& r, double v) {
+       r.cluster.peak_flops = v;
+       r.cluster.fp32_peak_flops = 0;
+     }},
 }};
 
 Status bad_value(std::string_view name, std::string_view value,
@@ -104,6 +107,9 @@ Result<double> parse(const Knob& knob, std::string_view value) {
   if (knob.kind == Kind::kBytes || knob.kind == Kind::kRate) {
     std::string_view text = value;
     if (knob.kind == Kind::kRate && text.ends_with("/s")) text.remove_suffix(2);
+    if (knob.kind == Kind::kRate && text.ends_with('b'))
+      return bad_value(knob.name, value,
+                       "bits? Say bytes per second, such as 3.1GB/s");
     const Result<std::uint64_t> bytes = parse_bytes(text);
     if (!bytes.ok()) return bytes.status().in(knob.name);
     return static_cast<double>(bytes.value());

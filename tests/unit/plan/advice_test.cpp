@@ -175,6 +175,50 @@ TEST(Advice, HelpsNameEveryOptionThatTheyNeed) {
   EXPECT_TRUE(has(ok(advise(request)), ", and --network-rate between them)"));
 }
 
+// What a user has found.
+TEST(Advice, MicroBatchesAreOfWholeSamples) {
+  Request request = seven_billion();
+  request.cluster = ok(built_in_cluster("dgx-a100"));
+  const auto activations = [&](double batch, std::uint64_t micro) {
+    request.batch = batch;
+    request.micro_batches = micro;
+    return ok(advise(request)).footprint.on(Tier::kDevice);
+  };
+  EXPECT_EQ(activations(3, 2), activations(4, 2));
+  EXPECT_EQ(activations(7, 4), activations(8, 4));
+  EXPECT_LT(activations(8, 8), activations(8, 4));
+}
+
+TEST(Advice, Fp32IsSlowerWhereDevicesAre) {
+  Request request = seven_billion();
+  request.cluster = ok(built_in_cluster("dgx-a100"));
+  const double bf16 = ok(advise(request)).step.compute_seconds;
+  request.precision = "fp32";
+  EXPECT_NEAR(ok(advise(request)).step.compute_seconds / bf16, 312 / 19.5,
+              1e-6);
+}
+
+TEST(Advice, ActivationsOnNvmePassThroughTheHost) {
+  plan::Setup setup;
+  setup.shape = seven_billion().shape;
+  setup.cluster = ok(built_in_cluster("dgx-a100"));
+  setup.batch = 32;
+  setup.placement.activations = Tier::kNvme;
+  EXPECT_NEAR(footprint(setup).on(Tier::kHost),
+              kept_activation_bytes(setup, 32) * 3 / 32, 1);
+}
+
+TEST(Advice, BytesOfTheNetworkAreThoseBetweenNodes) {
+  Request request = seven_billion();
+  request.cluster = ok(built_in_cluster("dgx-a100"));
+  request.cluster.nodes = 4;
+  const Advice advice = ok(advise(request));
+  // Two gathers and a sum of 2 bytes, three quarters of which other nodes have.
+  EXPECT_NEAR(
+      advice.step.lane(Lane::kNetwork).bytes * 8 / total_params(request.shape),
+      3 * 2 * 0.75, 1e-6);
+}
+
 TEST(Advice, NumbersHaveNoExponents) {
   EXPECT_EQ(number_text(0), "0");
   EXPECT_EQ(number_text(0.000012345), "0.0000123");

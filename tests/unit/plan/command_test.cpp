@@ -146,6 +146,11 @@ TEST(PlanCommand, BadInputIsTold) {
            Bad{"--paper --what-if batch=1,2", "contradict"},
            Bad{"--paper --beyond", "contradict each other"},
            Bad{"--paper --cluster gh200", "--cluster, --what-if"},
+           Bad{"--layers 4 --hidden 64 --cluster gh200 --nodes 2 "
+               "--network-rate 25Gb/s",
+               "bits? Say bytes per second"},
+           Bad{"model-00001-of-00003.safetensors --cluster gh200",
+               "name its config.json"},
            Bad{"--layers 4 --hidden 64 --cluster gh200 --path .",
                "--path is for --cluster this"},
            Bad{"--layers 4 --hiden 64", "did you mean --hidden?"},
