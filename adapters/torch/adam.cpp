@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "adapters/torch/announcement.h"
 #include "adapters/torch/device_adam.h"
 #include "adapters/torch/later_update.h"
 #include "adapters/torch/pins.h"
@@ -107,6 +108,32 @@ Status update_through_copies(const AdamOptions& options, const AdamStep& step,
   return {};
 }
 
+// States as they lie in the host's memory: a thread of ours may make the update
+// while others look at them.
+class Unseen {
+ public:
+  Status take(AdamTensors& tensors) {
+    std::vector<at::Tensor*> states = {&tensors.exp_avg, &tensors.exp_avg_sq};
+    if (tensors.master) states.push_back(&*tensors.master);
+    Announcement announcement;
+    for (at::Tensor* state : states) {
+      if (Unit* unit = Unit::of(*state)) announcement.add(*unit, Use::kChange);
+    }
+    announcement.make();
+    for (at::Tensor* state : states) {
+      Unit* unit = Unit::of(*state);
+      if (unit == nullptr) continue;
+      ZINF_ASSIGN(Pin pin, unit->pin_unseen(Use::kChange));
+      *state = tensor_in(pin, *state);
+      pins_.push_back(std::move(pin));
+    }
+    return {};
+  }
+
+ private:
+  std::vector<Pin> pins_;
+};
+
 // Where the host keeps the weight and its gradient.
 Status update_on_host(const AdamOptions& options, const AdamStep& step,
                       AdamTensors tensors, ThreadPool* pool) {
@@ -130,6 +157,8 @@ Status update_on_host(const AdamOptions& options, const AdamStep& step,
     ZINF_TRY(weight_pin.status());
     tensors.grad = tensor_in(*grad_pin, tensors.grad);
     tensors.weight = tensor_in(*weight_pin, tensors.weight);
+    Unseen states;
+    ZINF_TRY(states.take(tensors));
     ZINF_TRY(adam_update(options, step, tensors, pool));
   }
   weight->return_to_device();

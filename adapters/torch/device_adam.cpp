@@ -15,7 +15,7 @@
 namespace zinf {
 namespace {
 
-constexpr std::int64_t kPieceElements = std::int64_t{1} << 20;
+constexpr std::int64_t kPieceElements = std::int64_t{1} << 18;
 
 at::Tensor in_double(const at::Tensor& x) { return x.to(at::kDouble); }
 

@@ -87,7 +87,7 @@ Result<Block> DeviceLink::allocate(std::size_t bytes, Reservation reservation) {
     return own(c10::GetAllocator(device_.type())->allocate(bytes), bytes,
                std::move(reservation), Maker::kLink);
   } catch (const c10::OutOfMemoryError& error) {
-    return Status::error(Code::kOverBudget, error.what());
+    return Status::error(Code::kOverBudget, error.what_without_backtrace());
   } catch (const std::exception& error) {
     return Status::error(Code::kIo, error.what());
   }

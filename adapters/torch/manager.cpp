@@ -14,6 +14,7 @@
 #include "adapters/torch/ranks.h"
 #include "adapters/torch/update_queue.h"
 #include "src/base/strf.h"
+#include "zinf/bytes.h"
 #include "zinf/log.h"
 
 namespace zinf {
@@ -39,6 +40,19 @@ bool is_manageable(const at::TensorBase& tensor) {
   // Another materializer is a lazily cloned storage's.
   return storage->nbytes() > 0 && storage->data() != nullptr &&
          !storage->has_materializer();
+}
+
+// Where the device can tell.
+void check_device_has(c10::Device device, std::uint64_t bytes) {
+  std::uint64_t has = 0;
+  try {
+    has = at::accelerator::getMemoryInfo(device.index()).second;
+  } catch (const std::exception&) {
+    return;
+  }
+  if (bytes <= has || has == 0) return;
+  refuse("device_memory is " + format_bytes(bytes) + ", but " + device.str() +
+         " has " + format_bytes(has));
 }
 
 // A state without a unit is the host's part of one on a device.
@@ -115,6 +129,7 @@ DeviceTier& Manager::device_tier(c10::Device device) {
       options.wholes = &ranks_->residency();
       options.whole_home = options_.stage >= 3 ? Home::kAway : Home::kBelow;
     }
+    check_device_has(device, options_.device_bytes);
     auto made = DeviceTier::create(*tier_, device, options, &ask);
     throw_if_error(made.status());
     device_tier_ = std::move(made).value();
@@ -171,6 +186,17 @@ bool Manager::holds_states(c10::Device device, std::uint64_t bytes) {
     unit->drop_reference();
   }
   return bytes <= device_tier(device).limit_bytes();
+}
+
+void Manager::check_fits(c10::Device device, std::uint64_t bytes) const {
+  if (device.is_cpu() || !has_device_) return;
+  std::uint64_t limit = device_tier_->limit_bytes();
+  if (bytes <= limit) return;
+  throw_if_error(Status::error(
+      Code::kOverBudget,
+      strf("device_memory is %s, but an operator over lists of tensors uses %s "
+           "at once: nothing was changed; raise it",
+           format_bytes(limit).c_str(), format_bytes(bytes).c_str())));
 }
 
 std::uint64_t Manager::give_way_on_device() {
@@ -375,7 +401,8 @@ void Manager::tell_lost_weights(const Status& why) {
   if (first.empty()) return;
   log(expected ? LogLevel::kInfo : LogLevel::kWarning,
       "%s%s could not be given back when the engine was closed, and cannot be "
-      "used any more (engine.save() before close() would have kept them): %s",
+      "used any more (engine.save() or model.cpu() before close() would have "
+      "kept them): %s",
       first.c_str(),
       others > 0 ? strf(" and %zu more weights", others).c_str() : "",
       why.text().c_str());
@@ -501,7 +528,8 @@ void Manager::check_usable(const Unit& unit) const {
     throw Error(Status::error(
         Code::kInvalid,
         unit.name() + " did not fit in memory when its engine was closed: "
-                      "save and load it into a new engine instead"));
+                      "call engine.save() before close(), or on a device "
+                      "model.cpu()"));
   }
 }
 

@@ -134,6 +134,9 @@ class Manager : public std::enable_shared_from_this<Manager> {
   // for the device, beside all weights, as many gradients, and other states.
   bool holds_states(c10::Device device, std::uint64_t bytes);
   bool has_device() const { return has_device_; }
+  // Throws BudgetError when so many bytes of units can never be on the device
+  // at once: before an operator over lists has changed the first of them.
+  void check_fits(c10::Device device, std::uint64_t bytes) const;
   // See DeviceTier; the first waits for the device too.
   std::uint64_t give_way_on_device();
   void stay_below_on_device(std::uint64_t had_bytes);

@@ -21,18 +21,31 @@ c10::IValue slice(const c10::IValue& list, std::size_t begin, std::size_t end) {
   return part;
 }
 
+std::size_t element_bytes(const std::vector<c10::IValue>& lists,
+                          std::size_t i) {
+  std::size_t bytes = 0;
+  for (const c10::IValue& list : lists) {
+    if (Unit* unit = first_unit(list.toListRef()[i])) bytes += unit->bytes();
+  }
+  return bytes;
+}
+
+std::size_t largest_element(const std::vector<c10::IValue>& lists,
+                            std::size_t length) {
+  std::size_t largest = 0;
+  for (std::size_t i = 0; i < length; ++i) {
+    largest = std::max(largest, element_bytes(lists, i));
+  }
+  return largest;
+}
+
 // Where pieces begin: every element of a piece but the first fits into it.
 std::vector<std::size_t> cut(const std::vector<c10::IValue>& lists,
                              std::size_t length, std::size_t piece_bytes) {
   std::vector<std::size_t> begins;
   std::size_t bytes = 0;
   for (std::size_t i = 0; i < length; ++i) {
-    std::size_t element = 0;
-    for (const c10::IValue& list : lists) {
-      if (Unit* unit = first_unit(list.toListRef()[i])) {
-        element += unit->bytes();
-      }
-    }
+    std::size_t element = element_bytes(lists, i);
     if (begins.empty() || bytes + element > piece_bytes) {
       begins.push_back(i);
       bytes = 0;
@@ -66,6 +79,7 @@ bool run_elements(const c10::OperatorHandle& op, const Policy& policy,
       lists.push_back(value);
     }
   }
+  unit.manager()->check_fits(unit.device(), largest_element(lists, length));
   std::vector<std::size_t> begins =
       cut(lists, length, unit.manager()->piece_bytes(unit.device()));
   if (begins.size() < 2) return false;

@@ -242,9 +242,9 @@ void check_device_memory(Manager& manager) {
   if (largest <= limit) return;
   throw_if_error(Status::error(
       Code::kOverBudget,
-      strf("device_memory is %s, but %s alone takes %s on the device: raise it "
-           "to %llu bytes or more",
-           mib(limit).c_str(), name.c_str(), mib(largest).c_str(),
+      strf("device_memory is %llu bytes, but %s alone takes %llu on the "
+           "device: raise it above that",
+           static_cast<unsigned long long>(limit), name.c_str(),
            static_cast<unsigned long long>(largest))));
 }
 

@@ -426,9 +426,22 @@ void Unit::put_off(const std::shared_ptr<LaterUpdate>& later, bool owns) {
     if (owns) own_later_ = later;
     has_later_ = true;
   }
-  // Who reads through a pointer must fault again.
+  // Who reads through a pointer must fault again; also where the content never
+  // leaves memory.
   std::lock_guard lock(mutex_);
   sentinel_.clear();
+  auto storage = storage_.lock();
+  bool ours = storage != nullptr && of(storage.get()) == this;
+  if (ours && device_.is_cpu() && pins_ == 0 && !escaped_) {
+    detach(storage.get());
+  }
+}
+
+Result<Pin> Unit::pin_unseen(Use use) {
+  std::lock_guard lock(mutex_);
+  hash_.reset();
+  sentinel_.clear();
+  return residency_.pin(state_, use);
 }
 
 void Unit::settle() {

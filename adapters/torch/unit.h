@@ -138,6 +138,12 @@ class Unit final : public FaultServer {
   // Of a whole: its slices are new. Throws what gathering it has met.
   void outdate();
 
+  // The content of one in the host's memory, for an update: the storage does
+  // not lead to it meanwhile, so whoever looks at it by whatever way waits for
+  // what was put off. REQUIRES an update that was put off for it, or that
+  // nobody else looks.
+  Result<Pin> pin_unseen(Use use);
+
   // Of one on a device: its content in the host's memory. The device has none
   // of it from now on; it comes back when it is used. kInvalid while it is.
   Result<Pin> pin_on_host(Use use);

@@ -280,6 +280,13 @@ class AdamW(torch.optim.Optimizer):
                 )
             elif (parameter.dtype in NARROW) != ("master" in state):
                 self._change_type(parameter, state)
+            if state and state["exp_avg"].device.type not in ("cpu", parameter.device.type):
+                self._bring_to_host(parameter, state)
+
+    def _bring_to_host(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        """States follow a weight that has left their device: model.cpu()."""
+        for name in state.keys() & {"exp_avg", "exp_avg_sq", "master"}:
+            self._set_state(parameter, name, state[name].detach().cpu())
 
     def _change_type(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
         """The weight has another type than before: model.float(), model.bfloat16()."""
