@@ -7,6 +7,7 @@
 #include <atomic>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "adapters/torch/give_way.h"
@@ -38,9 +39,12 @@ void run_pinned(const c10::OperatorHandle& op, const Policy& policy,
   auto view = torch::jit::last(*stack, policy.num_arguments);
   std::vector<c10::IValue> arguments(view.begin(), view.end());
   std::size_t below = stack->size() - arguments.size();
+  bool again = false;
   with_room(manager, [&] {
-    stack->resize(below);
-    stack->insert(stack->end(), arguments.begin(), arguments.end());
+    if (std::exchange(again, true)) {
+      stack->resize(below);
+      stack->insert(stack->end(), arguments.begin(), arguments.end());
+    }
     op.redispatchBoxed(rest, stack);
   });
 }

@@ -9,6 +9,7 @@
 
 #include "src/base/task_thread.h"
 #include "tests/support/ok.h"
+#include "tests/support/state_spec.h"
 #include "zinf/memory_disk.h"
 #include "zinf/residency.h"
 
@@ -25,19 +26,11 @@ TEST(TaskThread, DoesTasksInOrderAndAllOfThemBeforeItsEnd) {
   for (int i = 0; i < 50; ++i) EXPECT_EQ(seen[static_cast<std::size_t>(i)], i);
 }
 
-constexpr std::size_t kBytes = 8192;
+constexpr std::size_t kBytes = kStateBytes;
 
 Status copy(std::span<std::byte> to, std::span<const std::byte> from) {
   std::memcpy(to.data(), from.data(), to.size());
   return {};
-}
-
-StateSpec spec(const std::string& unit) {
-  return {.unit = unit,
-          .state = "weight",
-          .dtype = "uint8",
-          .shape = {kBytes},
-          .bytes = kBytes};
 }
 
 std::unique_ptr<Store> store_on(std::shared_ptr<io::MemoryDisk> disk) {
@@ -64,15 +57,15 @@ TEST(HostBacking, WhatTheHostRefusedAheadIsReadWhenItIsNeeded) {
       {.allocate = slab_memory(host_pool), .backing = store_backing(*store)});
   Residency device({.allocate = slab_memory(device_pool),
                     .backing = host_backing(host, {copy, copy})});
-  StateRef a = ok(device.add(spec("a"), Home::kBelow));
-  StateRef b = ok(device.add(spec("b"), Home::kBelow));
+  StateRef a = ok(device.add(weight_spec("a"), Home::kBelow));
+  StateRef b = ok(device.add(weight_spec("b"), Home::kBelow));
   for (StateRef state : {a, b}) {
     Pin pin = ok(device.pin(state, Use::kReplace));
     std::memset(pin.bytes().data(), static_cast<int>(state.index + 1), kBytes);
   }
   ASSERT_TRUE(device.flush().ok());
   device.make_room(2 * kBytes);
-  StateRef other = ok(host.add(spec("other"), Home::kBelow));
+  StateRef other = ok(host.add(weight_spec("other"), Home::kBelow));
   {
     Pin taken = ok(host.pin(other, Use::kReplace));  // all that the host has
     device.prefetch(a);
@@ -94,12 +87,12 @@ TEST(HostBacking, WhatTheHostRefusedToTakeIsTakenLater) {
   Residency host({.allocate = slab_memory(host_pool), .backing = nullptr});
   Residency device({.allocate = slab_memory(device_pool),
                     .backing = host_backing(host, {copy, copy})});
-  StateRef state = ok(device.add(spec("a"), Home::kBelow));
+  StateRef state = ok(device.add(weight_spec("a"), Home::kBelow));
   {
     Pin pin = ok(device.pin(state, Use::kReplace));
     std::memset(pin.bytes().data(), 5, kBytes);
   }
-  StateRef other = ok(host.add(spec("other"), Home::kMemory));
+  StateRef other = ok(host.add(weight_spec("other"), Home::kMemory));
   (void)ok(host.pin(other, Use::kReplace));  // all that the host has
   EXPECT_EQ(device.leave(state).code(), Code::kOverBudget);
   EXPECT_EQ(device.place(state), Place::kDirty);
@@ -119,13 +112,13 @@ TEST(HostBacking, AWholeIsKeptAmongTheWholes) {
       {.allocate = slab_memory(pool), .backing = store_backing(*store)});
   Residency wholes(
       {.allocate = slab_memory(pool), .backing = store_backing(*slices)});
-  StateRef whole = ok(wholes.add(spec("a"), Home::kBelow));
+  StateRef whole = ok(wholes.add(weight_spec("a"), Home::kBelow));
   auto add = [&](const StateSpec&) -> Result<HostState> {
     return HostState{.state = whole, .whole = true};
   };
   Residency device({.allocate = slab_memory(pool),
                     .backing = host_backing(host, {copy, copy}, add, &wholes)});
-  StateRef state = ok(device.add(spec("a"), Home::kBelow));
+  StateRef state = ok(device.add(weight_spec("a"), Home::kBelow));
   {
     Pin pin = ok(device.pin(state, Use::kReplace));
     std::memset(pin.bytes().data(), 7, kBytes);

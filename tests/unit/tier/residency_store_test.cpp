@@ -13,21 +13,14 @@
 #include <vector>
 
 #include "tests/support/ok.h"
+#include "tests/support/state_spec.h"
 #include "zinf/memory_disk.h"
 #include "zinf/residency.h"
 
 namespace zinf {
 namespace {
 
-constexpr std::size_t kBytes = 8192;
-
-StateSpec spec(const std::string& unit, std::uint64_t bytes = kBytes) {
-  return {.unit = unit,
-          .state = "weight",
-          .dtype = "uint8",
-          .shape = {bytes},
-          .bytes = bytes};
-}
+constexpr std::size_t kBytes = kStateBytes;
 
 // A store on a disk in memory, host memory above it, and a device above that
 // when asked for.
@@ -111,14 +104,14 @@ TEST_P(DurabilityTest, HostStatesTakePartInCommitsByThePolicy) {
   auto disk = std::make_shared<io::MemoryDisk>();
   {
     Tiers tiers(disk, Durability::every_k(every), 4, 0);
-    StateRef ref = ok(tiers.host().add(spec("a"), Home::kMemory));
+    StateRef ref = ok(tiers.host().add(weight_spec("a"), Home::kMemory));
     for (int step = 1; step <= 10; ++step) {
       fill(tiers.host(), ref, step);
       ASSERT_TRUE(tiers.host().end_step(step).ok());
     }
   }
   Tiers tiers(disk, Durability::every_k(every), 4, 0);
-  StateRef ref = ok(tiers.host().add(spec("a"), Home::kMemory));
+  StateRef ref = ok(tiers.host().add(weight_spec("a"), Home::kMemory));
   int wanted = every == 0 ? -1 : static_cast<int>(10 / every * every);
   EXPECT_EQ(value_of(tiers.host(), ref), wanted);
 }
@@ -145,7 +138,7 @@ void random_use(std::size_t host_states, std::size_t device_states) {
     auto found = refs.find(unit);
     if (found != refs.end()) return found->second;
     Result<StateRef> ref =
-        tiers->top().add(spec(std::to_string(unit)), Home::kBelow);
+        tiers->top().add(weight_spec(std::to_string(unit)), Home::kBelow);
     RC_ASSERT(ref.ok());
     return refs[unit] = *ref;
   };
@@ -196,7 +189,7 @@ TEST(ResidencyThreadsTest, ManyThreadsSeeWholeStates) {
   constexpr int kStates = 12;
   std::vector<StateRef> refs;
   for (int i = 0; i < kStates; ++i) {
-    refs.push_back(ok(host.add(spec(std::to_string(i)), Home::kBelow)));
+    refs.push_back(ok(host.add(weight_spec(std::to_string(i)), Home::kBelow)));
     fill(host, refs.back(), 0);
   }
   std::array<std::mutex, kStates> content;  // users exclude each other
@@ -234,13 +227,13 @@ TEST(ResidencyFaultTest, AFailedEvictionNamesItsCauseAndRollsBack) {
   auto disk = std::make_shared<io::MemoryDisk>();
   {
     Tiers tiers(disk, Durability::on_save(), 2, 0);
-    StateRef ref = ok(tiers.host().add(spec("a"), Home::kBelow));
+    StateRef ref = ok(tiers.host().add(weight_spec("a"), Home::kBelow));
     fill(tiers.host(), ref, 1);
     ASSERT_TRUE(tiers.host().commit(1).ok());
   }
   io::Fault fault{.on = io::Operation::kWrite, .nth = 1};
   Tiers tiers(disk, Durability::on_save(), 2, 0, {fault});
-  StateRef ref = ok(tiers.host().add(spec("a"), Home::kBelow));
+  StateRef ref = ok(tiers.host().add(weight_spec("a"), Home::kBelow));
   fill(tiers.host(), ref, 2);
   tiers.host().evict(ref);
   (void)tiers.host().make_room(kBytes);

@@ -14,6 +14,7 @@
 
 #include "src/base/mutex.h"
 #include "tests/support/ok.h"
+#include "tests/support/state_spec.h"
 
 namespace zinf {
 namespace {
@@ -21,15 +22,7 @@ namespace {
 using enum Place;
 using namespace std::chrono_literals;
 
-constexpr std::size_t kBytes = 8192;
-
-StateSpec spec(const std::string& unit, std::uint64_t bytes = kBytes) {
-  return {.unit = unit,
-          .state = "weight",
-          .dtype = "uint8",
-          .shape = {bytes},
-          .bytes = bytes};
-}
+constexpr std::size_t kBytes = kStateBytes;
 
 // A gate that moves wait at, shared with the test.
 class Gate {
@@ -146,7 +139,7 @@ class ResidencyTest : public testing::Test {
                  }}) {}
 
   StateRef add(const std::string& unit, Home home = Home::kBelow) {
-    return ok(states_.add(spec(unit), home));
+    return ok(states_.add(weight_spec(unit), home));
   }
   void fill(StateRef ref, int value) {
     Result<Pin> pin = states_.pin(ref, Use::kReplace);
@@ -484,7 +477,8 @@ TEST(ResidencyAboveAnotherTest, OnlyWhatHasToGoIsCopied) {
        .backing = host_backing(host, {.to_device = copy, .to_host = copy})});
   std::vector<StateRef> refs;
   for (int i = 0; i < 4; ++i) {
-    refs.push_back(ok(device.add(spec(std::to_string(i)), Home::kBelow)));
+    refs.push_back(
+        ok(device.add(weight_spec(std::to_string(i)), Home::kBelow)));
     (void)ok(device.pin(refs.back(), Use::kReplace));
   }
   EXPECT_EQ(device.make_room(1), kBytes);
@@ -614,7 +608,7 @@ TEST_F(ResidencyTest, OnlyAFewStatesOfHomesAwayStayAfterTheirPins) {
                  .away_limit_bytes = 1});
   std::vector<StateRef> refs;
   for (int i = 0; i < 8; ++i) {
-    refs.push_back(ok(few.add(spec(std::to_string(i)), Home::kAway)));
+    refs.push_back(ok(few.add(weight_spec(std::to_string(i)), Home::kAway)));
     Pin pin = ok(few.pin(refs.back(), Use::kReplace));
     std::memset(pin.bytes().data(), i, kBytes);
     pin = {};
@@ -630,8 +624,8 @@ TEST_F(ResidencyTest, ALargeOneThatIsGoneMakesNoRoomForHomesAway) {
                  .backing = backing_,
                  .leaving = nullptr,
                  .away_limit_bytes = 1});
-  StateRef large = ok(few.add(spec("large", 8 * kBytes), Home::kAway));
-  StateRef small = ok(few.add(spec("small"), Home::kAway));
+  StateRef large = ok(few.add(weight_spec("large", 8 * kBytes), Home::kAway));
+  StateRef small = ok(few.add(weight_spec("small"), Home::kAway));
   EXPECT_EQ(few.away_limit(), 16 * kBytes);
   few.remove(large);
   EXPECT_EQ(few.away_limit(), 2 * kBytes);
@@ -644,7 +638,7 @@ TEST_F(ResidencyTest, WhoeverKnowsTheNextUseDecidesWhenHomesAwayLeave) {
                  .backing = backing_,
                  .leaving = nullptr,
                  .away_limit_bytes = 0});
-  StateRef ref = ok(few.add(spec("a"), Home::kAway));
+  StateRef ref = ok(few.add(weight_spec("a"), Home::kAway));
   few.expect(ref, 1, 5);
   {
     Pin pin = ok(few.pin(ref, Use::kReplace));
@@ -664,7 +658,7 @@ TEST_F(ResidencyTest, WhatNobodyExpectsLeavesBeforeWhatSomebodyDoes) {
                  .away_limit_bytes = 1});
   std::vector<StateRef> refs;
   for (int i = 0; i < 5; ++i) {
-    refs.push_back(ok(few.add(spec(std::to_string(i)), Home::kAway)));
+    refs.push_back(ok(few.add(weight_spec(std::to_string(i)), Home::kAway)));
     if (i < 2) few.expect(refs.back(), 1, 9);
     Pin pin = ok(few.pin(refs.back(), Use::kReplace));
     std::memset(pin.bytes().data(), i, kBytes);
@@ -751,7 +745,7 @@ TEST_F(ResidencyTest, WhatTheBackingHoldsIsAbsentAtFirst) {
 }
 
 TEST_F(ResidencyTest, AnEmptyStateIsPossible) {
-  StateRef ref = ok(states_.add(spec("none", 0), Home::kBelow));
+  StateRef ref = ok(states_.add(weight_spec("none", 0), Home::kBelow));
   EXPECT_TRUE(states_.pin(ref, Use::kReplace).ok());
   EXPECT_TRUE(states_.commit(1).ok());
   EXPECT_TRUE(ok(states_.pin(ref, Use::kRead)).bytes().empty());
@@ -761,9 +755,9 @@ TEST(ResidencyWithoutBackingTest, KeepsInMemoryAndSaysWhatItCannot) {
   SlabPool pool = ok(SlabPool::create());
   Residency states(
       {.allocate = slab_memory(pool), .backing = nullptr, .leaving = nullptr});
-  EXPECT_EQ(states.add(spec("a"), Home::kBelow).status().code(),
+  EXPECT_EQ(states.add(weight_spec("a"), Home::kBelow).status().code(),
             Code::kInvalid);
-  StateRef ref = ok(states.add(spec("a"), Home::kMemory));
+  StateRef ref = ok(states.add(weight_spec("a"), Home::kMemory));
   {
     Pin pin = ok(states.pin(ref, Use::kReplace));
   }
