@@ -4,7 +4,7 @@
 help:
 	@echo "make demo     set up, then run the main job"
 	@echo "make test     set up, then run every test"
-	@echo "make setup    system packages, .venv with torch, build, install into .venv"
+	@echo "make setup    system packages, .venv with torch, the package and the command in .venv"
 	@echo "make lint     formatting, naming, layers, headers, clang-tidy, ruff"
 	@echo "make format   rewrite sources in the project's format"
 	@echo "make test-all the Python tests with every model in every placement (an hour)"
@@ -31,10 +31,12 @@ setup:
 demo: setup
 	@scripts/demo.sh
 
-test: setup
+test:
+	@scripts/setup.sh --all
 	@scripts/test.sh
 
-test-all: setup
+test-all:
+	@scripts/setup.sh --all
 	@.venv/bin/python -m pytest -q --all tests/python
 
 lint:
@@ -45,7 +47,8 @@ format:
 	@scripts/setup.sh --lint
 	@scripts/format.sh
 
-bench: setup
+bench:
+	@scripts/setup.sh --all
 	@scripts/bench.sh
 
 # DeepSpeed takes part where ZINF_DEEPSPEED_PYTHON and ZINF_PEERS are set.

@@ -27,6 +27,15 @@ if(TARGET zinf_mpi)
   list(APPEND headers ${PROJECT_SOURCE_DIR}/adapters/mpi/include/zinf)
 endif()
 install(DIRECTORY ${headers} DESTINATION include)
+
+# What `cmake --install` installs, without tests and benchmarks.
+list(TRANSFORM parts PREPEND zinf_ OUTPUT_VARIABLE installed)
+add_custom_target(zinf_package DEPENDS zinf ${installed})
+foreach(target zinf_mpi _C _emulated)
+  if(TARGET ${target})
+    add_dependencies(zinf_package ${target})
+  endif()
+endforeach()
 # Its own copy: who links zinf does not need liburing.
 install(FILES ${URING_STATIC} DESTINATION lib RENAME libzinf_uring.a)
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # System packages, .venv with torch, build, and installation into .venv. What is
 # there already is left alone, so that a second run starts at once.
-#   setup.sh          for running and testing
+#   setup.sh          for running: the package and the command
+#   setup.sh --all    for testing too: the test and benchmark programs
 #   setup.sh --lint   for `make lint` and `make format` (tools only, no build)
 . "$(dirname "$0")/common.sh"
 
@@ -51,8 +52,10 @@ fi
 [ "${1:-}" = --lint ] && exit 0
 
 [ -e build/release/build.ninja ] || { say "configuring"; cmake --preset release > /dev/null; }
-if ! cmake --build --preset release -- -n | grep -q 'no work to do'; then
-  say "building"
-  cmake --build --preset release
+target=zinf_package
+[ "${1:-}" = --all ] && target=all
+if ! cmake --build --preset release --target $target -- -n | grep -q 'no work to do'; then
+  say "building $target"
+  cmake --build --preset release --target $target
 fi
 cmake --install build/release --prefix .venv > /dev/null
