@@ -83,6 +83,51 @@ def ranks_of(parameters: Sequence[torch.Tensor]) -> list[_C.Ranks]:
     return [manager.ranks for manager in managers if manager.ranks is not None]
 
 
+def slices_of(parameters: Sequence[torch.Tensor]) -> dict[str, Any] | None:
+    """Which slices of these this rank keeps, in plain numbers; None where none of them is split."""
+    split = [parameter for parameter in parameters if _C.is_split(parameter)]
+    if not split:
+        return None
+    ranks = ranks_of(split)[0]
+    return {
+        "rank": ranks.rank,
+        "ranks": ranks.size,
+        "partition_group": ranks.num_slices,
+        "slices": [_slice_of(parameter) for parameter in parameters],  # first, end and number of elements
+    }
+
+
+def check_slices(parameters: Sequence[torch.Tensor], saved: Sequence[int], given: dict[str, Any]) -> None:
+    """Refuses a state_dict() with states of slices that this rank does not keep."""
+    kept = given.get("ranks")
+    own = slices_of(parameters)
+    for position, index in enumerate(saved[: len(parameters)]):
+        if given["state"].get(index) and _slice_in(kept, index) != _slice_in(own, position):
+            raise ValueError(
+                f"these optimizer states are of {_owner(kept)}, and this is {_owner(own)}: with several "
+                "ranks state_dict() holds the slices that one rank keeps. Save with engine.save(path) on all "
+                "ranks, and load with engine.load(path): that takes checkpoints of any number of ranks"
+            )
+
+
+def _slice_in(kept: dict[str, Any] | None, index: int) -> list[Any] | None:
+    """What tells it from any other; None: the whole parameter."""
+    if kept is None or kept["slices"][index] is None:
+        return None
+    return [kept["ranks"], kept["partition_group"], *kept["slices"][index]]
+
+
+def _slice_of(parameter: torch.Tensor) -> list[int] | None:
+    return [*_C.kept_range(parameter), parameter.numel()] if _C.is_split(parameter) else None
+
+
+def _owner(kept: dict[str, Any] | None) -> str:
+    if kept is None:
+        return "one process"
+    rank, ranks, group = kept["rank"], kept["ranks"], kept["partition_group"]
+    return f"rank {rank} of {ranks}" + (f" with partition_group={group}" if group != ranks else "")
+
+
 def short_hash(value: Any) -> str:
     """Of what has a repr(): texts that ranks compare are short."""
     return f"{zlib.crc32(repr(value).encode()):08x}"

@@ -11,7 +11,7 @@ import torch
 
 from zinf import _C
 from zinf._backward import BackwardUpdate
-from zinf._ranks import check_all_split, ranks_of, short_hash
+from zinf._ranks import check_all_split, check_slices, ranks_of, short_hash, slices_of
 from zinf._states import NARROW, copied
 from zinf.engine import engine_of_manager, note_optimizer, whole_number
 
@@ -114,7 +114,8 @@ class AdamW(torch.optim.Optimizer):
         for index, parameter in enumerate(self._parameters()):
             if index in packed["state"]:
                 packed["state"][index] = copied(parameter, packed["state"][index])
-        return packed
+        kept = slices_of(self._parameters())
+        return packed if kept is None else {**packed, "ranks": kept}
 
     def __getstate__(self) -> dict[str, Any]:
         states = {parameter: copied(parameter, state) for parameter, state in self.state.items()}
@@ -135,6 +136,7 @@ class AdamW(torch.optim.Optimizer):
         given = [state_dict["state"].get(index) for index in saved]
         for group in state_dict["param_groups"]:
             _check_group(group)
+        check_slices(self._parameters(), saved, state_dict)
         for parameter, state in zip(self._parameters(), given, strict=False):
             if state:
                 _check_state(parameter, state)
