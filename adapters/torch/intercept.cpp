@@ -60,8 +60,10 @@ void run(const c10::OperatorHandle& op, const Policy& policy,
   }
   Pins pins;
   auto arguments = torch::jit::last(*stack, policy.num_arguments);
+  bool changes = !policy.changes_if || arguments[*policy.changes_if].toBool();
   for (const ArgumentUse& use : policy.arguments) {
-    pins.add(arguments[use.index], use.use);
+    bool reads = use.only_if && !changes;
+    pins.add(arguments[use.index], reads ? Use::kRead : use.use);
   }
   pins.settle_if_short();
   pins.hold();

@@ -56,6 +56,25 @@ const std::unordered_set<std::string_view>& views() {
   return *names;
 }
 
+// Norms over batches change running statistics, which most of their schemas
+// declare as read: where this argument is true, or always.
+const std::unordered_map<std::string_view, std::string_view>&
+change_statistics() {
+  static const auto* names =
+      new std::unordered_map<std::string_view, std::string_view>{
+          {"aten::batch_norm", "training"},
+          {"aten::_batch_norm_impl_index", "training"},
+          {"aten::native_batch_norm", "training"},
+          {"aten::_native_batch_norm_legit", "training"},
+          {"aten::cudnn_batch_norm", "training"},
+          {"aten::miopen_batch_norm", "training"},
+          {"aten::instance_norm", "use_input_stats"},
+          {"aten::batch_norm_update_stats", ""},
+          {"aten::batch_norm_gather_stats", ""},
+          {"aten::batch_norm_gather_stats_with_counts", ""}};
+  return *names;
+}
+
 bool starts_with(std::string_view name, std::string_view prefix) {
   return name.substr(0, prefix.size()) == prefix;
 }
@@ -64,14 +83,25 @@ Policy make_policy(const c10::FunctionSchema& schema) {
   Policy policy{.name = schema.operator_name()};
   policy.num_arguments = schema.arguments().size();
   std::string_view name = schema.name();
-  policy.complete = views().contains(name);
+  // A start that is a tensor is read.
+  bool reads_start =
+      name == "aten::narrow" && schema.overload_name() == "Tensor";
+  policy.complete = views().contains(name) && !reads_start;
   if (policy.complete || need_no_data().contains(name)) return policy;
   bool aten = starts_with(name, "aten::") || starts_with(name, "prim::");
+  auto statistics = change_statistics().find(name);
+  bool changes_statistics = statistics != change_statistics().end();
   bool skipped = false;
   for (std::size_t i = 0; i < policy.num_arguments; ++i) {
     const c10::Argument& argument = schema.arguments()[i];
     const c10::AliasInfo* alias = argument.alias_info();
     bool write = alias != nullptr && alias->isWrite();
+    bool statistic =
+        changes_statistics && starts_with(argument.name(), "running_");
+    if (statistic) write = true;
+    if (changes_statistics && argument.name() == statistics->second) {
+      policy.changes_if = static_cast<std::uint16_t>(i);
+    }
     // A view needs no data; what looks like one but copies calls operators
     // that do.
     if (alias != nullptr && !write && aten) {
@@ -79,8 +109,9 @@ Policy make_policy(const c10::FunctionSchema& schema) {
       continue;
     }
     if (!can_hold_tensors(*argument.type())) continue;
-    policy.arguments.push_back(
-        {static_cast<std::uint16_t>(i), write ? Use::kChange : Use::kRead});
+    policy.arguments.push_back({.index = static_cast<std::uint16_t>(i),
+                                .use = write ? Use::kChange : Use::kRead,
+                                .only_if = statistic});
   }
   policy.complete = aten && !skipped && !policy.arguments.empty();
   if (name == "aten::cat") {

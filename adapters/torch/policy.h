@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "zinf/residency.h"
@@ -12,7 +13,8 @@ namespace zinf {
 
 struct ArgumentUse {
   std::uint16_t index;
-  Use use;  // kRead or kChange
+  Use use;               // kRead or kChange
+  bool only_if = false;  // kChange only if Policy::changes_if
 };
 
 // From the operator's schema, computed once per operator and thread.
@@ -20,6 +22,8 @@ struct Policy {
   c10::OperatorName name;
   std::vector<ArgumentUse> arguments = {};  // that need their data
   std::size_t num_arguments = 0;
+  // A bool among the arguments: whether it changes those that are only_if.
+  std::optional<std::uint16_t> changes_if = {};
   // Whatever it is made of finds its data there: a view that never copies, or
   // an operator of torch with all its tensors pinned.
   bool complete = false;
