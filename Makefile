@@ -1,5 +1,5 @@
 # The two commands: `make demo` and `make test`. Each installs what it needs.
-.PHONY: help setup demo test test-all lint format bench speed ranks bandwidth overlap offload cuda-headers sweep forecast interactions larger dev asan tsan fuzz wheel clean
+.PHONY: help setup demo test test-all lint format bench speed ranks bandwidth overlap offload cuda-headers sweep forecast interactions larger nightly dev asan tsan fuzz wheel clean
 
 help:
 	@echo "make demo     set up, then run the main job"
@@ -17,6 +17,7 @@ help:
 	@echo "make sweep    budgets from too little to everything: refused or kept (half an hour)"
 	@echo "make forecast  steps beside what zinf plan foretold (half an hour, quiet machine)"
 	@echo "make interactions  what mechanisms give alone, in pairs and together (ten minutes, quiet machine)"
+	@echo "make nightly  3,000 steps of random lengths at what engine.probe() names (hours)"
 	@echo "make larger   1.3 B parameters in a control group of 5 GB (root; half an hour)"
 	@echo "make dev      quick torch-free debug build and its tests"
 	@echo "make asan | tsan   the core's tests under sanitizers"
@@ -79,6 +80,9 @@ forecast: setup
 
 interactions: setup
 	@.venv/bin/python bench/e2e/interactions.py --nvme $${ZINF_PATH:-build} --out bench/reports
+
+nightly: setup
+	@.venv/bin/python bench/e2e/soak_lengths.py --nvme $${ZINF_PATH:-build}
 
 larger: setup
 	@.venv/bin/python bench/e2e/larger_than_memory.py --nvme $${ZINF_PATH:-build}

@@ -42,6 +42,11 @@ int owner_of(const std::string& directory) {
   return 0;
 }
 
+std::string use_text(int owner) {
+  if (owner == 0) return "not in use";
+  return owner > 0 ? strf("in use by process %d", owner) : "in use";
+}
+
 std::string time_text(std::int64_t created_ns) {
   std::time_t seconds = created_ns / 1'000'000'000;
   std::tm local{};
@@ -59,13 +64,12 @@ struct Named {
 
 Named named_by(const std::vector<std::string>& directories) {
   if (directories.size() > 1) return {.stores = {directories}};
-  std::vector<FoundStore> found = find_stores(directories[0]);
-  bool itself = std::any_of(
-      found.begin(), found.end(),
-      [&](const FoundStore& one) { return one.path == directories[0]; });
-  if (itself || found.empty()) return {.stores = {directories}};
   Named named{.folder = true, .stores = {}};
-  for (const FoundStore& one : found) named.stores.push_back({one.path});
+  for (const FoundStore& one : find_stores(directories[0])) {
+    if (one.path == directories[0]) return {.stores = {directories}};
+    if (!one.leftover) named.stores.push_back({one.path});
+  }
+  if (named.stores.empty()) return {.stores = {directories}};
   return named;
 }
 
@@ -181,9 +185,8 @@ Status damage_of(Store& store) {
 
 void print_store(Store& store, int owner) {
   StoreStats stats = store.stats();
-  std::printf(
-      "%s: %s\n", joined(store.paths()).c_str(),
-      owner != 0 ? strf("in use by process %d", owner).c_str() : "not in use");
+  std::printf("%s: %s\n", joined(store.paths()).c_str(),
+              use_text(owner).c_str());
   std::printf("  made for %llu states of %s together, blocks of %s\n",
               static_cast<unsigned long long>(stats.num_states),
               format_bytes(stats.state_bytes).c_str(),
@@ -228,13 +231,13 @@ Status inspect(const std::vector<std::string>& directories, JsonObject* json) {
   }
   Status damage = damage_of(store);
   if (damage.ok() || owner == 0) return damage;
-  return damage.in(
-      strf("process %d uses the store; if this stays, it is damaged", owner));
+  return damage.in("the store is " + use_text(owner) +
+                   "; if this stays, it is damaged");
 }
 
 Status verify(const std::vector<std::string>& directories) {
   ZINF_ASSIGN(auto store,
-              Store::open(options_for(directories, Access::kWrite)));
+              Store::open(options_for(directories, Access::kShared)));
   std::vector<Damage> damages;
   std::uint64_t bytes = 0;
   {
@@ -299,6 +302,7 @@ Status run_verify(const CheckpointArguments& args) {
 }
 
 std::string precious(const FoundStore& found) {
+  if (found.leftover) return "";
   if (found.num_volumes > 1) {
     return strf("is volume %d of %d of a store; --all removes it", found.volume,
                 found.num_volumes);
@@ -334,14 +338,14 @@ Status run_prune(const CheckpointArguments& args) {
     for (const FoundStore& found : find_stores(directory)) {
       std::string stays;
       if (found.owner != 0) {
-        stays = strf("is in use by process %d", found.owner);
+        stays = "is " + use_text(found.owner);
       } else if (!args.all) {
         stays = precious(found);
       }
       if (stays.empty() && !args.dry_run) {
-        Status status = remove_store(found.path);
+        Status status = remove_store(found);
         if (status.code() == Code::kPermission) {
-          stays = status.text();  // somebody came before us
+          stays = status.text();
         } else {
           ZINF_TRY(status);
         }

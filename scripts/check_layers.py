@@ -39,6 +39,7 @@ ALLOWED = {
         "adapters/torch",
         "src/io",
         "src/measure",
+        "src/mem",
         "src/optim",
         "src/plan",
     },  # fmt: skip

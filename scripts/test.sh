@@ -24,7 +24,9 @@ run_ctest release
 build asan && run_ctest asan
 build tsan && run_ctest tsan -L threads
 say "tests: python"
-.venv/bin/python -m pytest -q --junitxml="$results/python.xml" tests/python || status=1
+jobs=$(nproc)
+[ "$jobs" -le 8 ] || jobs=8 # a worker takes up to 2 GiB
+.venv/bin/python -m pytest -q -n "$jobs" --dist worksteal --junitxml="$results/python.xml" tests/python || status=1
 if [ "${CI:-}" = true ]; then
   say "lint"
   scripts/setup.sh --lint

@@ -3,12 +3,14 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <array>
+#include <exception>
 #include <utility>
 
 #include "adapters/torch/engine.h"
 #include "adapters/torch/error.h"
 #include "adapters/torch/ranks.h"
 #include "adapters/torch/unit.h"
+#include "zinf/log.h"
 
 namespace zinf {
 namespace {
@@ -35,12 +37,18 @@ const char* difference(const AdamOptions& a, const AdamOptions& b) {
 }  // namespace
 
 // Called by autograd at the end of a backward pass, or only dropped when an
-// exception ended it.
+// exception ended it. Compiled autograd drops it in both cases.
 class BackwardUpdate::Pass {
  public:
   explicit Pass(std::weak_ptr<BackwardUpdate> update)
       : update_(std::move(update)) {}
-  ~Pass() { leave(false); }
+  ~Pass() {
+    try {
+      leave(compiled_ && std::uncaught_exceptions() == exceptions_);
+    } catch (const std::exception& error) {
+      log(LogLevel::kError, "the end of a backward pass: %s", error.what());
+    }
+  }
   Pass(const Pass&) = delete;
   Pass& operator=(const Pass&) = delete;
 
@@ -52,6 +60,9 @@ class BackwardUpdate::Pass {
 
  private:
   std::weak_ptr<BackwardUpdate> update_;
+  // Autograd itself calls hooks of gradients inside a node.
+  const bool compiled_ = torch::autograd::get_current_node() == nullptr;
+  const int exceptions_ = std::uncaught_exceptions();
 };
 
 void BackwardUpdate::enter_pass() {
@@ -126,9 +137,62 @@ bool BackwardUpdate::on_gradient(const at::Tensor& parameter, bool waits) {
   return last && !waits;
 }
 
+// Outside of backward step() holds them.
+void BackwardUpdate::hold_interrupts() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!hold_.expired() || torch::autograd::get_current_graph_task_id() < 0) {
+      return;
+    }
+  }
+  auto hold = std::make_shared<HoldInterrupts>();
+  // The last callback of the pass: others make updates too.
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [hold] { hold->end(); });
+  std::lock_guard lock(mutex_);
+  hold_ = hold;
+}
+
+void BackwardUpdate::watch(const at::Tensor& leaf) {
+  leaf.register_hook(
+      [update = weak_from_this(),
+       weak = c10::weak_intrusive_ptr(leaf.getIntrusivePtr())](at::Tensor) {
+        auto known = update.lock();
+        auto impl = weak.lock();
+        if (known && impl) known->before_gradient(at::Tensor(impl));
+      });
+}
+
+void BackwardUpdate::before_gradient(const at::Tensor& leaf) {
+  if (!interrupted()) return;
+  // Used gradients are left when the interrupt came before zero_grad().
+  bool unfinished = leaf.grad().defined() && is_consumed(leaf.grad());
+  {
+    std::lock_guard lock(mutex_);
+    if (!pass_.expired()) return;
+    unfinished = unfinished || (passes_ > 0 && !updated_.empty());
+  }
+  if (unfinished) finish_();
+}
+
+std::vector<AdamOptions> BackwardUpdate::fixed_options(
+    std::vector<AdamOptions> groups) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& [group, used] : fixed_) groups.at(group) = used;
+  return groups;
+}
+
+bool BackwardUpdate::interrupted() const {
+  std::lock_guard lock(mutex_);
+  return interrupts_ && interrupts_->seen();
+}
+
 AdamOptions BackwardUpdate::begin_update(std::size_t group,
                                          const AdamOptions& options) {
+  hold_interrupts();
   std::lock_guard lock(mutex_);
+  if (!interrupts_) interrupts_.emplace();
+  if (updated_.empty() && !changed_) interrupts_->restart();
   changed_ = true;
   return fixed_.try_emplace(group, options).first->second;
 }

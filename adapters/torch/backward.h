@@ -10,11 +10,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "src/base/interrupts.h"
 #include "zinf/adam.h"
 
 namespace zinf {
@@ -26,6 +28,10 @@ namespace zinf {
 // A gradient that was used is replaced by a tensor that raises when it is
 // touched. What is not managed, what waits for the norm of all gradients, and
 // what the last of several passes did not reach, is left for step().
+//
+// From the first update of a pass to its end SIGINT is held back. One that
+// comes from then until step() has made that step's updates final:
+// interrupted() tells, and the next backward does not wait for step().
 //
 // Thread-safe; nothing is locked while it calls others. `fail` may be called as
 // long as it lives.
@@ -39,13 +45,21 @@ class BackwardUpdate final
   using Fail = std::function<void(const std::string& why)>;
   // Tells the optimizer's options, for comparing them with other ranks'.
   using How = std::function<std::string()>;
+  // Does what is left of step() and zero_grad(): an interrupt has kept the
+  // caller from it.
+  using Finish = std::function<void()>;
 
   BackwardUpdate(std::int64_t micro_batches, Update update, Fail fail,
-                 How how = {})
+                 How how = {}, Finish finish = {})
       : micro_batches_(micro_batches),
         update_(std::move(update)),
         fail_(std::move(fail)),
-        how_(std::move(how)) {}
+        how_(std::move(how)),
+        finish_(std::move(finish)) {}
+
+  // From now on the next backward over this leaf finishes a step that was
+  // interrupted.
+  void watch(const at::Tensor& leaf);
 
   // Inside backward, when a gradient was accumulated. True: it is complete and
   // does not wait for others, so the parameter is to be updated now; never of
@@ -57,7 +71,8 @@ class BackwardUpdate final
   // before that is known.
   void defer(const at::Tensor& parameter);
   // Around that update. Returns the options of the parameter's group, which are
-  // fixed by the first update of a step.
+  // fixed by the first update of a step. Throws what is due for an interrupt
+  // before the first one.
   AdamOptions begin_update(std::size_t group, const AdamOptions& options);
   void end_update(const at::Tensor& parameter);
 
@@ -65,6 +80,10 @@ class BackwardUpdate final
   bool begun() const;
   // Whether one was updated inside backward since then.
   bool any_updated() const;
+  // Whether there was a SIGINT since the first update of the last step.
+  bool interrupted() const;
+  // The groups' options, or what was used of them already in this step.
+  std::vector<AdamOptions> fixed_options(std::vector<AdamOptions> groups) const;
   // Throws when one of the groups' options differs from what was used already.
   void check_options(const std::vector<AdamOptions>& groups) const;
   // step() has updated the rest, or a good state was loaded.
@@ -74,6 +93,8 @@ class BackwardUpdate final
   class Pass;
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl>;
 
+  void hold_interrupts();
+  void before_gradient(const at::Tensor& leaf);
   void enter_pass();
   void leave_pass(bool whole);
   void fail_if_changed();
@@ -82,6 +103,7 @@ class BackwardUpdate final
   const Update update_;
   const Fail fail_;
   const How how_;
+  const Finish finish_;
 
   mutable std::mutex mutex_;          // for what follows
   std::weak_ptr<Pass> pass_;          // that is under way
@@ -90,6 +112,8 @@ class BackwardUpdate final
   std::vector<at::Tensor> deferred_;  // in the pass that is under way
   std::unordered_set<WeakTensor> updated_;  // in this step
   std::map<std::size_t, AdamOptions> fixed_;
+  std::weak_ptr<HoldInterrupts> hold_;  // until the end of the pass
+  std::optional<WatchInterrupts> interrupts_;
 };
 
 }  // namespace zinf

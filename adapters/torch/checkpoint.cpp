@@ -2,9 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <numeric>
 #include <span>
 #include <string>
@@ -12,7 +10,6 @@
 
 #include "adapters/torch/pins.h"
 #include "adapters/torch/split_master.h"
-#include "src/base/strf.h"
 
 namespace zinf {
 namespace {
@@ -48,22 +45,6 @@ std::string describe(const StateSpec& spec) {
   return text + "]";
 }
 
-// Removes a store that nobody has open any more; also when a tensor that could
-// not be read throws.
-class Removal {
- public:
-  explicit Removal(std::string path) : path_(std::move(path)) {}
-  ~Removal() {
-    if (!path_.empty()) (void)remove_store(path_);
-  }
-  Removal(const Removal&) = delete;
-  Removal& operator=(const Removal&) = delete;
-  void cancel() { path_.clear(); }
-
- private:
-  std::string path_;
-};
-
 Status save_into(Store& store, const std::vector<NamedTensor>& tensors,
                  std::uint64_t step, const std::string& extra) {
   for (const NamedTensor& named : tensors) {
@@ -90,36 +71,33 @@ Status save_into(Store& store, const std::vector<NamedTensor>& tensors,
 
 }  // namespace
 
-Status save_tensors(const std::string& path,
-                    const std::vector<NamedTensor>& tensors, std::uint64_t step,
-                    const std::string& extra) {
-  std::error_code error;
-  if (std::filesystem::exists(path, error)) {
-    return Status::error(Code::kInvalid, "save: " + path +
-                                             " exists already: remove it, or "
-                                             "choose another name");
-  }
-  std::filesystem::create_directories(
-      std::filesystem::absolute(path).parent_path(), error);
-  std::string unfinished =
-      strf("%s.unfinished-%d", path.c_str(), static_cast<int>(getpid()));
+Result<std::unique_ptr<WrittenTensors>> WrittenTensors::write(
+    const std::string& parent, const std::vector<NamedTensor>& tensors,
+    std::uint64_t step, const std::string& extra) {
   StoreOptions options;
-  options.paths = {{.path = unfinished}};
+  options.paths = {{.path = parent}};
+  options.files = Files::kUnlinked;
   options.num_states = tensors.size();
   options.extra_bytes = extra.size();
   options.durability = Durability::written_once();
   for (const NamedTensor& named : tensors) {
     options.state_bytes += bytes_of(named);
   }
-  Removal removal(unfinished);
-  ZINF_ASSIGN(std::unique_ptr<Store> store, Store::create(options));
-  ZINF_TRY(save_into(*store, tensors, step, extra));
-  store.reset();
-  std::filesystem::rename(unfinished, path, error);
-  if (error) {
-    return Status::system("rename " + unfinished + " to", path, error.value());
-  }
-  removal.cancel();
+  std::unique_ptr<WrittenTensors> written(new WrittenTensors());
+  ZINF_ASSIGN(written->store_, Store::create(options));
+  ZINF_TRY(save_into(*written->store_, tensors, step, extra));
+  return written;
+}
+
+Status save_tensors(const std::string& path,
+                    const std::vector<NamedTensor>& tensors, std::uint64_t step,
+                    const std::string& extra) {
+  auto parents = tier::NewParents::make(path);
+  ZINF_TRY(parents.status().in("save"));
+  ZINF_ASSIGN(auto written, WrittenTensors::write(parents->innermost(), tensors,
+                                                  step, extra));
+  ZINF_TRY(written->link(path).in("save"));
+  parents->keep();
   return {};
 }
 

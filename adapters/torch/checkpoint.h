@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "src/tier/new_directory.h"
 #include "zinf/status.h"
 #include "zinf/store.h"
 
@@ -24,11 +25,29 @@ struct NamedTensor {
 };
 
 // Writes a store with one version, named "checkpoint", to a directory that does
-// not exist yet. It appears under its name when it is whole and on the disk.
-// Tensors are brought into memory one at a time.
+// not exist yet. It appears under its name when it is whole and on the disk; on
+// failure nothing is left. Tensors are brought into memory one at a time.
 Status save_tensors(const std::string& path,
                     const std::vector<NamedTensor>& tensors, std::uint64_t step,
                     const std::string& extra);
+
+// Tensors in a store as save_tensors() makes it, on the disk and without a name
+// yet: of ranks each writes its own before the first gets its name. Gone with
+// this, unless it was linked.
+class WrittenTensors {
+ public:
+  // `parent` is the directory that the directory of all will be in.
+  static Result<std::unique_ptr<WrittenTensors>> write(
+      const std::string& parent, const std::vector<NamedTensor>& tensors,
+      std::uint64_t step, const std::string& extra);
+
+  // Gives it its directory: see Store::link().
+  Status link(const std::string& path) { return store_->link(path); }
+
+ private:
+  WrittenTensors() = default;
+  std::unique_ptr<Store> store_;
+};
 
 // What save_tensors() wrote. One thread.
 class TensorReader {

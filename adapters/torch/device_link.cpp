@@ -17,6 +17,7 @@
 
 #include "adapters/torch/keys.h"
 #include "adapters/torch/manager.h"
+#include "src/tier/checksum.h"
 #include "zinf/log.h"
 
 namespace zinf {
@@ -271,8 +272,8 @@ void DeviceLink::to_device_in_pieces(std::span<std::byte> device,
   if (known != blocks_.end()) known->second.arrival = recorded_on(in_);
 }
 
-void DeviceLink::to_host_in_pieces(std::span<std::byte> host,
-                                   std::span<const std::byte> device) {
+void DeviceLink::to_host_in_pieces(std::span<const std::byte> device,
+                                   const Take& take) {
   std::lock_guard one_at_a_time(to_host_.mutex);
   c10::StreamGuard on_copies(out_);
   struct Piece {
@@ -283,12 +284,12 @@ void DeviceLink::to_host_in_pieces(std::span<std::byte> host,
   auto finish = [&](const Piece& piece) {
     if (piece.buffer == nullptr) return;
     piece.buffer->copied->synchronize();
-    std::memcpy(host.data() + piece.at, piece.buffer->memory.get(),
-                piece.bytes);
+    take(piece.at, {static_cast<const std::byte*>(piece.buffer->memory.get()),
+                    piece.bytes});
   };
   Piece last;
-  for (std::size_t at = 0; at < host.size(); at += kBufferBytes) {
-    std::size_t bytes = std::min(kBufferBytes, host.size() - at);
+  for (std::size_t at = 0; at < device.size(); at += kBufferBytes) {
+    std::size_t bytes = std::min(kBufferBytes, device.size() - at);
     Piece piece{&next_buffer(to_host_, bytes), at, bytes};
     copy(piece.buffer->memory.get(), at::kCPU, device.data() + at, device_,
          bytes);
@@ -314,8 +315,24 @@ Status DeviceLink::to_host(std::span<std::byte> host,
                            std::span<const std::byte> device) {
   try {
     follow_uses(device.data(), out_);
-    to_host_in_pieces(host, device);
+    to_host_in_pieces(
+        device.first(host.size()), [&](std::size_t at, auto piece) {
+          std::memcpy(host.data() + at, piece.data(), piece.size());
+        });
     return {};
+  } catch (const std::exception& error) {
+    return Status::error(Code::kIo, error.what());
+  }
+}
+
+Result<std::uint64_t> DeviceLink::hash(std::span<const std::byte> device) {
+  try {
+    follow_uses(device.data(), out_);
+    std::vector<std::uint64_t> hashes;
+    to_host_in_pieces(device, [&](std::size_t, auto piece) {
+      hashes.push_back(tier::checksum(piece));
+    });
+    return tier::checksum(std::as_bytes(std::span(hashes)));
   } catch (const std::exception& error) {
     return Status::error(Code::kIo, error.what());
   }

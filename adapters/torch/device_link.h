@@ -62,6 +62,9 @@ class DeviceLink : public std::enable_shared_from_this<DeviceLink> {
   // The host has the bytes when it returns.
   Status to_host(std::span<std::byte> host, std::span<const std::byte> device);
 
+  // The same for the same bytes.
+  Result<std::uint64_t> hash(std::span<const std::byte> device);
+
   // Around what the calling thread gives its current stream to do with a block,
   // named by where it begins. A use without an end lasts until it is asked for.
   void before_use(const std::byte* block);
@@ -115,8 +118,9 @@ class DeviceLink : public std::enable_shared_from_this<DeviceLink> {
   c10::DataPtr pinned_memory(std::size_t bytes) const;
   void to_device_in_pieces(std::span<std::byte> device,
                            std::span<const std::byte> host);
-  void to_host_in_pieces(std::span<std::byte> host,
-                         std::span<const std::byte> device);
+  // Gives `take` one piece after the other, where the host has it.
+  using Take = std::function<void(std::size_t at, std::span<const std::byte>)>;
+  void to_host_in_pieces(std::span<const std::byte> device, const Take& take);
   // A stream of copies waits for all that the block is used for.
   void follow_uses(const std::byte* block, c10::Stream copies);
   c10::Stream current_stream() const;

@@ -39,7 +39,7 @@ DeviceCopies copies_over(std::shared_ptr<DeviceLink> link) {
 
 Result<std::unique_ptr<DeviceTier>> DeviceTier::create(
     HostTier& host, c10::Device device, const DeviceTierOptions& options,
-    std::function<Leave(StateRef, void* owner)> leaving) {
+    AskLeave leaving) {
   std::uint64_t limit = options.bytes == 0 ? kAddressSpaceBytes : options.bytes;
   ZINF_ASSIGN(Budget budget, Budget::create("device_memory", limit));
   auto staging = [&memory = host.memory()](std::uint64_t bytes) {
@@ -52,7 +52,7 @@ Result<std::unique_ptr<DeviceTier>> DeviceTier::create(
 
 DeviceTier::DeviceTier(HostTier& host, const DeviceTierOptions& options,
                        Budget budget, std::shared_ptr<DeviceLink> link,
-                       std::function<Leave(StateRef, void* owner)> leaving)
+                       AskLeave leaving)
     : host_(host),
       options_(options),
       budget_(std::move(budget)),

@@ -34,7 +34,7 @@ class DeviceTier {
  public:
   static Result<std::unique_ptr<DeviceTier>> create(
       HostTier& host, c10::Device device, const DeviceTierOptions& options,
-      std::function<Leave(StateRef, void* owner)> leaving);
+      AskLeave leaving);
 
   ~DeviceTier() { link_->drop_staging(); }
 
@@ -46,8 +46,8 @@ class DeviceTier {
   Home home_of(Role role) const;
   bool holds_all() const;  // at once
   Reservation count(Tag tag, std::uint64_t bytes);
-  // From here on the device's own memory is the limit.
-  void lift_limit() { set_limit(kAddressSpaceBytes); }
+  // kAddressSpaceBytes: the device's own memory is the limit.
+  void set_limit(std::uint64_t bytes);
   // When the device has no memory left for others: everything leaves that
   // nobody has pinned. Returns what units had, or 0 when nothing could leave.
   std::uint64_t give_way();
@@ -66,10 +66,8 @@ class DeviceTier {
 
  private:
   DeviceTier(HostTier& host, const DeviceTierOptions& options, Budget budget,
-             std::shared_ptr<DeviceLink> link,
-             std::function<Leave(StateRef, void* owner)> leaving);
+             std::shared_ptr<DeviceLink> link, AskLeave leaving);
   Result<HostState> add_below(const StateSpec& spec);
-  void set_limit(std::uint64_t bytes);
   // Whether what is in use may stay: else nobody is to expect it.
   bool stays_between_uses() const;
 

@@ -7,7 +7,6 @@
 #include <unordered_map>
 
 #include "adapters/torch/adam.h"
-#include "adapters/torch/audit.h"
 #include "adapters/torch/error.h"
 #include "adapters/torch/hooks.h"
 #include "adapters/torch/intercept.h"
@@ -29,13 +28,11 @@ std::shared_ptr<Manager> make_manager(const EngineOptions& options) {
   static const std::int64_t wired = wire_operators();
   (void)wired;
   watch_data_assignments();
-  if (checked.audit) start_audit();
   return *manager;
 }
 
-void close_manager(Manager& manager) {
-  if (manager.options().audit && !manager.closed()) stop_audit();
-  manager.close();
+void close_manager(Manager& manager, Ending ending) {
+  throw_if_error(manager.close(ending));
 }
 
 void start_measuring(Manager& manager) {
@@ -106,6 +103,8 @@ EngineStats engine_stats(Manager& manager) {
           stats.tier.tuned.write_bytes_per_second,
       .nvme_cpu_seconds = stats.tier.io_cpu_seconds,
       .nvme_requests = stats.tier.io_requests,
+      .nvme_checksum_bytes = stats.tier.checksum_bytes,
+      .nvme_checksum_cpu_seconds = stats.tier.checksum_seconds,
       .updated_parameters = updates.elements,
       .update_cpu_seconds = static_cast<double>(updates.cpu_ns) * 1e-9,
       .step_seconds = step.seconds,
@@ -132,9 +131,9 @@ EngineStats engine_stats(Manager& manager) {
       .nvme_life_per_year = wear.life_per_year,
       .host_limit_bytes = host.limit_bytes,
       .host_used_bytes = host.total.used_bytes,
-      .host_peak_bytes = host.total.high_bytes,
-      .host_peak_activation_bytes = host.of(Tag::kActivation).high_bytes,
-      .host_peak_unit_bytes = host.of(Tag::kUnit).high_bytes,
+      .host_peak_bytes = stats.tier.host.total.high_bytes,
+      .host_peak_activation_bytes = stats.tier.host.of(Tag::kTensor).high_bytes,
+      .host_peak_unit_bytes = stats.tier.host.of(Tag::kUnit).high_bytes,
       .updates_waiting = stats.updates_waiting,
       .intercepted = num_intercepted(),
       .escapes = stats.escapes,
@@ -283,12 +282,26 @@ bool is_consumed(const at::Tensor& grad) {
   return unit != nullptr && unit->is_consumed();
 }
 
+// One that is no unit any more.
+static void forget_tensor(const at::Tensor& tensor) {
+  unwatch_gradients(tensor);
+  remove_keys(*tensor.unsafeGetTensorImpl());
+}
+
 void release_tensor(const at::Tensor& tensor) {
   if (Unit* unit = Unit::of(tensor)) {
     throw_if_error(unit->release(tensor.storage().unsafeGetStorageImpl()));
   }
-  unwatch_gradients(tensor);
-  remove_keys(*tensor.unsafeGetTensorImpl());
+  forget_tensor(tensor);
+}
+
+void release_from_budget(const at::Tensor& tensor) {
+  if (Unit* unit = Unit::of(tensor)) {
+    throw_if_error(check_machine_has(unit->absent_bytes()));
+    throw_if_error(
+        unit->release_from_budget(tensor.storage().unsafeGetStorageImpl()));
+  }
+  forget_tensor(tensor);
 }
 
 }  // namespace zinf

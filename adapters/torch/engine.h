@@ -16,11 +16,13 @@ namespace zinf {
 class Manager;
 struct EngineOptions;
 struct UnitName;
+enum class Ending : std::uint8_t;
 
 // The manager of a new engine, with operators and assignments watched. Throws
 // what is wrong with the options.
 std::shared_ptr<Manager> make_manager(const EngineOptions& options);
-void close_manager(Manager& manager);
+// Throws why it is still open, or what is lost.
+void close_manager(Manager& manager, Ending ending);
 
 // As HostMemory does, with all that the machine has left.
 void start_measuring(Manager& manager);
@@ -74,5 +76,7 @@ at::Tensor shard_grad_of(const at::Tensor& parameter);
 
 // A plain tensor again.
 void release_tensor(const at::Tensor& tensor);
+// The same, in memory that no budget counts.
+void release_from_budget(const at::Tensor& tensor);
 
 }  // namespace zinf

@@ -9,12 +9,12 @@ std::atomic<void (*)(const Status&)> budget_thrower = nullptr;
 
 constexpr const char* kHostAdvice =
     ". That is up to here: engine.probe(step) names the least for the whole "
-    "step. Raise host_memory, give nvme= (or more of it), or make the batch "
-    "smaller";
+    "step. Raise host_memory, give nvme= (or more of it), make the batch "
+    "smaller, or use gradient checkpointing";
 constexpr const char* kDeviceAdvice =
     ". That is up to here: what one operator uses of weights and gradients, or "
-    "somebody points to (torch.save() does; engine.save() does not), must fit "
-    "at once. Raise device_memory";
+    "somebody points to (copy.deepcopy() does; engine.save() does not), must "
+    "fit at once. Raise device_memory";
 
 Status advised(const Status& refusal) {
   auto about = [&](const char* budget) {

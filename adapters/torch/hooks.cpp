@@ -1,13 +1,16 @@
 #include "adapters/torch/hooks.h"
 
 #include <ATen/core/VariableHooksInterface.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "adapters/torch/engine.h"
+#include "adapters/torch/error.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/pins.h"
 #include "adapters/torch/ranks.h"
+#include "zinf/log.h"
 
 namespace zinf {
 namespace {
@@ -47,7 +50,12 @@ class DataHooks final : public at::impl::VariableHooksInterface {
     }
     if (is_parameter) {
       manager->split(at::Tensor(to), name.parameter);
-      Unit::of(to.storage().unsafeGetStorageImpl())->set_parameter();
+      Unit* unit = Unit::of(to.storage().unsafeGetStorageImpl());
+      unit->set_parameter();
+      if (unit->shard() != nullptr) {  // ranks compare what it is set to
+        Pins pins;
+        pins.take(to, Use::kChange);
+      }
     }
   }
 
@@ -124,10 +132,14 @@ class DataHooks final : public at::impl::VariableHooksInterface {
   at::impl::VariableHooksInterface* const hooks_;
 };
 
+// Compiled autograd runs no C++ hooks. Before it runs a graph it asks each hook
+// for what its graph depends on (`compiled_args`), and the pass's task, which
+// is current then, ends when all gradients are there: its callbacks are not
+// called, but destroyed.
 class GradHook final : public torch::autograd::PostAccumulateGradHook {
  public:
-  explicit GradHook(std::weak_ptr<Manager> manager)
-      : manager_(std::move(manager)) {}
+  GradHook(std::weak_ptr<Manager> manager, const at::Tensor& leaf)
+      : manager_(std::move(manager)), leaf_(leaf.getIntrusivePtr()) {}
 
   bool is_for(const std::shared_ptr<Manager>& manager) const {
     return manager_.lock() == manager;
@@ -139,12 +151,60 @@ class GradHook final : public torch::autograd::PostAccumulateGradHook {
     if (is_split_over_ranks(leaf)) {
       return Unit::of(leaf)->shard()->ranks.reduce(leaf, 0);
     }
-    const at::Tensor& grad = leaf.grad();
-    if (grad.defined()) manager->offer(grad, Role::kGrad, grad_name(leaf));
+    offer(*manager, leaf);
+  }
+
+  void compiled_args(
+      torch::dynamo::autograd::CompiledNodeArgs&) const override {
+    auto impl = leaf_.lock();
+    if (impl == nullptr) return;
+    if (is_split_over_ranks(at::Tensor(impl))) {
+      throw Error(Status::error(
+          Code::kUnsupported,
+          "compiled autograd does not run with several ranks: switch it off "
+          "with torch._dynamo.config.compiled_autograd = False"));
+    }
+    auto at_end = std::make_shared<AtEnd>(manager_, leaf_);
+    torch::autograd::Engine::get_default_engine().queue_callback([at_end] {});
+  }
+
+  // Compiled autograd's graph is the same with it.
+  void apply_with_saved(torch::autograd::Variable&,
+                        torch::dynamo::autograd::SwapSavedVariables&) override {
   }
 
  private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl>;
+
+  static void offer(Manager& manager, const at::Tensor& leaf) {
+    const at::Tensor& grad = leaf.grad();
+    if (grad.defined()) manager.offer(grad, Role::kGrad, grad_name(leaf));
+  }
+
+  class AtEnd {
+   public:
+    AtEnd(std::weak_ptr<Manager> manager, WeakTensor leaf)
+        : manager_(std::move(manager)), leaf_(std::move(leaf)) {}
+    AtEnd(const AtEnd&) = delete;
+    AtEnd& operator=(const AtEnd&) = delete;
+    ~AtEnd() {
+      auto manager = manager_.lock();
+      auto impl = leaf_.lock();
+      if (!manager || manager->closed() || !impl) return;
+      try {
+        offer(*manager, at::Tensor(impl));
+      } catch (const std::exception& error) {  // it stays an ordinary tensor
+        log(LogLevel::kWarning, "a gradient is not managed: %s", error.what());
+      }
+    }
+
+   private:
+    const std::weak_ptr<Manager> manager_;
+    const WeakTensor leaf_;
+  };
+
   const std::weak_ptr<Manager> manager_;
+  const WeakTensor leaf_;
 };
 
 }  // namespace
@@ -183,7 +243,7 @@ void watch_gradients(const std::shared_ptr<Manager>& manager,
     auto* ours = dynamic_cast<GradHook*>(slot.get());
     if (ours == nullptr || ours->is_for(manager)) return;
   }
-  set_post_acc_grad_hooks(leaf, std::make_unique<GradHook>(manager));
+  set_post_acc_grad_hooks(leaf, std::make_unique<GradHook>(manager, leaf));
 }
 
 void unwatch_gradients(const at::Tensor& leaf) {

@@ -5,14 +5,15 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <mutex>
-#include <set>
-#include <utility>
+#include <vector>
 
 #include "adapters/torch/error.h"
 #include "src/base/check.h"
 #include "src/base/strf.h"
 #include "zinf/bytes.h"
+#include "zinf/log.h"
 #include "zinf/machine.h"
 
 namespace zinf {
@@ -72,7 +73,13 @@ std::uint64_t default_limit() {
 struct Limits {
   std::mutex mutex;
   int engines = 0;
-  std::multiset<std::uint64_t> named;
+  std::vector<std::uint64_t> named;  // the newest last
+
+  void apply() const {
+    process_memory()->set_limit(!named.empty() ? named.back()
+                                : engines > 0  ? default_limit()
+                                               : 0);
+  }
 };
 
 Limits& limits() {
@@ -87,42 +94,26 @@ const std::shared_ptr<HostMemory>& process_memory() {
   return *memory;
 }
 
-Result<HostLimit> HostLimit::create(std::uint64_t bytes) {
+HostLimit::HostLimit(std::uint64_t bytes) : bytes_(bytes) {
   Limits& all = limits();
   std::lock_guard lock(all.mutex);
-  HostLimit limit;
-  if (bytes != 0) {
-    if (!all.named.empty() && *all.named.begin() != bytes) {
-      return Status::error(
-          Code::kInvalid,
-          strf("host_memory is %s, but another open engine has set it to %s: "
-               "the engines of a process share one budget, give the same or "
-               "none",
-               format_bytes(bytes).c_str(),
-               format_bytes(*all.named.begin()).c_str()));
-    }
-    all.named.insert(bytes);
-    process_memory()->set_limit(bytes);
-  } else if (all.named.empty()) {
-    process_memory()->set_limit(default_limit());
+  if (!all.named.empty() && bytes != 0 && all.named.back() != bytes) {
+    log(LogLevel::kInfo,
+        "host_memory is %s from now on, for older engines too: it was %s",
+        format_bytes(bytes).c_str(), format_bytes(all.named.back()).c_str());
   }
+  if (bytes != 0) all.named.push_back(bytes);
   ++all.engines;
-  limit.held_ = bytes;
-  return limit;
+  all.apply();
 }
 
-HostLimit::HostLimit(HostLimit&& other) noexcept
-    : held_(std::exchange(other.held_, std::nullopt)) {}
-
 HostLimit::~HostLimit() {
-  if (!held_) return;
   Limits& all = limits();
   std::lock_guard lock(all.mutex);
-  if (*held_ != 0) all.named.erase(all.named.find(*held_));
+  auto mine = std::find(all.named.rbegin(), all.named.rend(), bytes_);
+  if (mine != all.named.rend()) all.named.erase(std::next(mine).base());
   --all.engines;
-  if (all.named.empty()) {
-    process_memory()->set_limit(all.engines == 0 ? 0 : default_limit());
-  }
+  all.apply();
 }
 
 }  // namespace zinf

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 
 #include "zinf/host_memory.h"
 
@@ -15,19 +14,19 @@ namespace zinf {
 const std::shared_ptr<HostMemory>& process_memory();
 
 // What one engine asks of the process's memory, for as long as it is open. All
-// engines share one limit; with the last of them it goes. Move-only.
+// engines share one limit: the newest that was named counts. With the last of
+// them it goes.
 class HostLimit {
  public:
   // 0: 80 % of what the machine has left for this process, unless another
-  // engine has named a limit. kInvalid when another engine has named another.
-  static Result<HostLimit> create(std::uint64_t bytes);
-  HostLimit(HostLimit&& other) noexcept;
-  HostLimit& operator=(HostLimit&&) = delete;
+  // engine has named a limit.
+  explicit HostLimit(std::uint64_t bytes);
   ~HostLimit();
+  HostLimit(const HostLimit&) = delete;
+  HostLimit& operator=(const HostLimit&) = delete;
 
  private:
-  HostLimit() = default;
-  std::optional<std::uint64_t> held_;
+  const std::uint64_t bytes_;
 };
 
 }  // namespace zinf

@@ -67,6 +67,7 @@ void run(const c10::OperatorHandle& op, const Policy& policy,
   }
   pins.settle_if_short();
   pins.hold();
+  if (!policy.trusted) pins.watch_pointers();
   run_pinned(op, policy, rest, stack, pins.manager());
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "adapters/torch/audit.h"
 #include "adapters/torch/error.h"
 #include "adapters/torch/keys.h"
 #include "adapters/torch/later_update.h"
@@ -16,6 +17,7 @@
 #include "src/base/strf.h"
 #include "zinf/bytes.h"
 #include "zinf/log.h"
+#include "zinf/machine.h"
 
 namespace zinf {
 namespace {
@@ -56,12 +58,58 @@ void check_device_has(c10::Device device, std::uint64_t bytes) {
 }
 
 // A state without a unit is the host's part of one on a device.
-Leave ask(StateRef, void* unit) {
+Leave ask(StateRef, void* unit, Block& block) {
   if (unit == nullptr) return Leave::kDrop;
-  return static_cast<Unit*>(unit)->leaving();
+  return static_cast<Unit*>(unit)->leaving(block);
+}
+
+Status not_closed(const Status& why) {
+  const char* way_out =
+      why.code() == Code::kOverBudget
+          ? "Call engine.save() and then close with discard; or make room and "
+            "close again: delete what is not needed any more, such as the "
+            "optimizer with its states, or move a model off its device "
+            "(model.cpu())"
+          : "Bring a good state back with engine.load() and close again, or "
+            "close with discard";
+  return Status::error(why.code(),
+                       "the engine is still open, and nothing was given up: " +
+                           why.text() + ". " + way_out);
+}
+
+// Engines that are not closed.
+struct Live {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Manager>> managers;
+};
+
+Live& live_managers() {
+  static auto* live = new Live();
+  return *live;
 }
 
 }  // namespace
+
+struct Manager::Audit {
+  Audit() { start_audit(); }
+  ~Audit() { stop_audit(); }
+  Audit(const Audit&) = delete;
+  Audit& operator=(const Audit&) = delete;
+};
+
+Status check_machine_has(std::uint64_t bytes) {
+  constexpr std::uint64_t kLeave = 20;  // a part for everybody else
+  if (bytes == 0) return {};
+  std::uint64_t room = available_memory();
+  room -= room / kLeave;
+  if (bytes <= room) return {};
+  return Status::error(
+      Code::kOverBudget,
+      strf("weights, gradients and optimizer states that are not in memory "
+           "take %s, and the machine has %s left for them: %s are missing",
+           format_bytes(bytes).c_str(), format_bytes(room).c_str(),
+           format_bytes(bytes - room).c_str()));
+}
 
 bool in_forked_child() { return forked.load(std::memory_order_relaxed); }
 
@@ -78,11 +126,14 @@ Result<std::shared_ptr<Manager>> Manager::create(const ManagerOptions& options,
         "no engine can be made in a forked child of a process that has had "
         "one: use the spawn start method");
   }
+  // What older ones had to keep for a thread that could let go of it.
+  for (const auto& older : live()) older->reap();
   auto manager = std::make_shared<Manager>(options);
-  ZINF_ASSIGN(HostLimit limit, HostLimit::create(options.host_bytes));
-  manager->limit_.emplace(std::move(limit));
+  manager->limit_.emplace(options.host_bytes);
   ZINF_ASSIGN(manager->tier_,
               HostTier::create(process_memory(), options.tier, &ask));
+  manager->copies_giver_ =
+      manager->tier().memory().add_giver(&Sentinel::drop_copies);
   if (comm == nullptr && options.world) {
     comm = std::move(make_thread_group(1).front());
   }
@@ -96,7 +147,22 @@ Result<std::shared_ptr<Manager>> Manager::create(const ManagerOptions& options,
                                .partition_group = options.partition_group},
                               &ask));
   }
+  if (options.audit) manager->audit_ = std::make_unique<Audit>();
+  std::lock_guard lock(live_managers().mutex);
+  std::erase_if(live_managers().managers,
+                [](const auto& known) { return known.expired(); });
+  live_managers().managers.push_back(manager);
   return manager;
+}
+
+std::vector<std::shared_ptr<Manager>> Manager::live() {
+  std::lock_guard lock(live_managers().mutex);
+  std::vector<std::shared_ptr<Manager>> managers;
+  for (const auto& known : live_managers().managers) {
+    auto manager = known.lock();
+    if (manager != nullptr && !manager->closed_) managers.push_back(manager);
+  }
+  return managers;
 }
 
 Manager::Manager(const ManagerOptions& options) : options_(options) {}
@@ -107,6 +173,7 @@ Manager::~Manager() {
     new std::unique_ptr<Ranks>(std::move(ranks_));
     new std::shared_ptr<HostTier>(std::move(tier_));
     (void)device_tier_.release();
+    return;
   }
 }
 
@@ -366,89 +433,157 @@ std::vector<Unit*> Manager::units() {
   return units;
 }
 
-// Weights first: when not everything fits, the model is what is wanted.
-Status Manager::release_units(const std::function<bool(const Unit&)>& which) {
-  Status first;
+// When not everything fits, the model is what is wanted.
+void Manager::for_each_unit(
+    const std::function<void(Unit& unit, c10::StorageImpl* storage)>& call) {
   for (Role role : {Role::kWeight, Role::kGrad, Role::kState}) {
     for (Unit* unit : units()) {
-      if (unit->role() == role && which(*unit)) {
-        auto storage = unit->storage();
-        Status status = storage ? unit->release(storage.get()) : Status();
-        if (first.ok()) first = status;
-      }
+      auto storage = unit->role() == role ? unit->storage() : nullptr;
+      if (storage != nullptr) call(*unit, storage.get());
       unit->drop_reference();
     }
   }
+}
+
+Status Manager::release_units(const std::function<bool(const Unit&)>& which,
+                              Pinned& pinned) {
+  // What a pool keeps for reuse is memory that the next unit may need.
+  constexpr std::uint64_t kMostIdle = std::uint64_t{64} << 20;
+  Status first;
+  for_each_unit([&](Unit& unit, c10::StorageImpl* storage) {
+    if (!which(unit)) return;
+    Status status = check_machine_has(unit.absent_bytes());
+    if (status.ok()) status = unit.release_from_budget(storage);
+    if (first.ok()) first = status;
+    pinned.erase(&unit);
+    if (process_memory()->idle_bytes() > kMostIdle) process_memory()->trim();
+  });
   return first;
 }
 
-// Of a host's memory that is less than the model no more was to be expected.
-void Manager::tell_lost_weights(const Status& why) {
-  std::string first;
-  std::size_t others = 0;
-  bool expected = why.code() == Code::kOverBudget;
-  for (Unit* unit : units()) {
-    if (unit->role() == Role::kWeight && unit->storage() != nullptr) {
-      if (first.empty()) {
-        first = unit->name();
-      } else {
-        ++others;
-      }
-      expected = expected && unit->device().is_cpu();
+Result<Manager::Pinned> Manager::hold_units() {
+  constexpr std::uint64_t kLook = std::uint64_t{64} << 20;
+  std::uint64_t wanted = 0;
+  for_each_unit(
+      [&](Unit& unit, c10::StorageImpl*) { wanted += unit.absent_bytes(); });
+  ZINF_TRY(check_machine_has(wanted));
+  Pinned pinned;
+  Status status;
+  std::uint64_t unseen = kLook;
+  for_each_unit([&](Unit& unit, c10::StorageImpl*) {
+    if (!status.ok()) return;
+    std::uint64_t bytes = unit.absent_bytes();
+    wanted -= std::min(wanted, bytes);
+    unseen += bytes;
+    // Other processes take memory meanwhile, other ranks among them.
+    if (bytes > 0 && unseen >= kLook) {
+      unseen = 0;
+      status = check_machine_has(wanted + bytes);
+      if (!status.ok()) return;
     }
-    unit->drop_reference();
-  }
-  if (first.empty()) return;
-  log(expected ? LogLevel::kInfo : LogLevel::kWarning,
-      "%s%s could not be given back when the engine was closed, and cannot be "
-      "used any more (engine.save() or model.cpu() before close() would have "
-      "kept them): %s",
-      first.c_str(),
-      others > 0 ? strf(" and %zu more weights", others).c_str() : "",
-      why.text().c_str());
+    Result<Pin> pin = unit.hold();
+    if (pin.ok()) {
+      pinned.emplace(&unit, std::move(pin).value());
+    } else if (pin.status().code() != Code::kNotFound) {  // it has content
+      status = pin.status();
+    }
+  });
+  if (!status.ok()) return status;
+  return pinned;
 }
 
-void Manager::close() {
-  if (in_forked_child() || closed_) return;
-  try {
-    settle();  // while there is most room for it
-  } catch (const std::exception&) {
-    // Whoever needs the weight is told.
+Status Manager::tell_lost_units(const Status& why) {
+  std::string first;
+  std::size_t others = 0;
+  for_each_unit([&](Unit& unit, c10::StorageImpl*) {
+    if (unit.is_consumed()) return;
+    if (first.empty()) {
+      first = unit.name();
+    } else {
+      ++others;
+    }
+  });
+  if (first.empty()) return {};
+  std::string more =
+      others > 0 ? strf(" and %zu more weights, gradients and optimizer states",
+                        others)
+                 : "";
+  return Status::error(
+      why.code(),
+      first + more +
+          " could not be given back when the engine was closed, and cannot be "
+          "used any more: " +
+          why.text());
+}
+
+Status Manager::close(Ending ending) {
+  if (in_forked_child() || closed_) return {};
+  // The budgets are for training.
+  std::uint64_t host_limit = process_memory()->budget().usage().limit_bytes;
+  std::uint64_t device_limit = has_device_ ? device_tier_->limit_bytes() : 0;
+  if (ending != Ending::kDiscard) {
+    process_memory()->set_limit(0);
+    if (has_device_) device_tier_->set_limit(kAddressSpaceBytes);
+    try {
+      settle();
+    } catch (const std::exception&) {
+      // The unit that waits for the update tells.
+    }
+  }
+  Pinned pinned;
+  if (ending == Ending::kKeepAll) {
+    Result<Pinned> held = hold_units();
+    if (!held.ok()) {
+      process_memory()->set_limit(host_limit);
+      if (has_device_) device_tier_->set_limit(device_limit);
+      return not_closed(held.status());
+    }
+    pinned = std::move(held).value();
   }
   tier_->rest();
-  if (has_device_) device_tier_->lift_limit();
+  bool discards = ending == Ending::kDiscard;
   Status kept;
   if (ranks_ != nullptr) {
-    kept =
-        release_units([](const Unit& unit) { return unit.shard() != nullptr; });
+    if (!discards) {
+      kept = release_units(
+          [](const Unit& unit) { return unit.shard() != nullptr; }, pinned);
+    }
     (void)ranks_->finish();  // others may need slices until then
   }
-  Status status = release_units([](const Unit&) { return true; });
+  Status status;
+  if (!discards) {
+    status = release_units([](const Unit&) { return true; }, pinned);
+  }
+  pinned.clear();
+  discarded_ = discards;
   closed_ = true;
   reap();
-  tell_lost_weights(kept.ok() ? status : kept);
-  tier_->unlink_files();
+  Status lost;
+  if (!discards) lost = tell_lost_units(kept.ok() ? status : kept);
+  process_memory()->set_limit(host_limit);
   HostTierStats host = tier_->stats();
   ResidencyStats device;
   if (device_tier_) device = device_tier_->residency().stats();
   limit_.reset();
+  audit_.reset();
   std::lock_guard lock(mutex_);
   last_.tier = host;
   last_.device = device;
-  if (num_units_ > 0) return;  // what does not fit, or is in use
+  if (num_units_ > 0) return lost;  // what is lost, or in use
   device_tier_.reset();
   ranks_.reset();
   tier_.reset();
+  return lost;
 }
 
-void Manager::unlink_files() {
+void Manager::wait_for_updates() {
   if (!in_forked_child()) UpdateQueue::instance().wait();
-  if (!in_forked_child() && tier_ != nullptr) tier_->unlink_files();
 }
 
 void Manager::count_step() {
   if (closed_) return;
   reap();
+  install_fault_handler();
   tier_->count_step();
   if (has_device_) device_tier_->count_step();
 }
@@ -527,10 +662,18 @@ void Manager::check_usable(const Unit& unit) const {
   if (closed_) {
     throw Error(Status::error(
         Code::kInvalid,
-        unit.name() + " did not fit in memory when its engine was closed: "
-                      "call engine.save() before close(), or on a device "
-                      "model.cpu()"));
+        unit.name() +
+            (discarded_
+                 ? " was discarded when its engine was closed"
+                 : " did not fit in memory when its engine was closed: call "
+                   "engine.save() before close(), or on a device "
+                   "model.cpu()")));
   }
+}
+
+std::uint64_t Manager::resident_bytes() const {
+  std::lock_guard lock(mutex_);
+  return tier_ == nullptr ? 0 : tier_->residency().stats().memory_bytes;
 }
 
 ManagerStats Manager::stats() {

@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -37,6 +38,13 @@ struct ManagerOptions {
   bool on_demand() const { return !tier.prefetch && !evict_always; }
 };
 
+// What becomes of units when their engine is closed.
+enum class Ending : std::uint8_t {
+  kKeepAll,       // ordinary memory; without enough of it nothing is closed
+  kKeepWhatFits,  // the same as far as memory goes; the others are lost
+  kDiscard,       // all are lost
+};
+
 struct ManagerStats {
   HostTierStats tier;
   ResidencyStats device;
@@ -51,7 +59,8 @@ struct ManagerStats {
 class LaterUpdate;
 class Ranks;
 
-// Thread-safe.
+// Thread-safe. Units own it with whoever made it: with the last of them it is
+// closed.
 class Manager : public std::enable_shared_from_this<Manager> {
  public:
   // With a group of several ranks, parameters are split over them.
@@ -73,13 +82,16 @@ class Manager : public std::enable_shared_from_this<Manager> {
   void offer(const at::TensorBase& tensor, Role role, const UnitName& name);
   void adopt_offered();
 
-  // Every unit's storage gets its content as ordinary memory; on a device that
-  // is what the device has, not the budget. What does not fit stays, and raises
-  // when it is touched.
-  void close();
-  // At the end of the process: only the files on NVMe go.
-  void unlink_files();
+  // Every unit's storage gets its content as ordinary memory: what the machine
+  // and the device have is the limit, not the budgets. On an error it is still
+  // open, with all its content, or it is closed(), and the error tells what is
+  // lost and raises when it is touched.
+  Status close(Ending ending);
+  // At the end of the process: no thread updates a weight any more.
+  void wait_for_updates();
   bool closed() const { return closed_; }
+  // All that are not closed.
+  static std::vector<std::shared_ptr<Manager>> live();
 
   // An optimizer's step over some of its units has ended.
   void count_step();
@@ -156,6 +168,7 @@ class Manager : public std::enable_shared_from_this<Manager> {
   HostTier& tier() { return *tier_; }
   const ManagerOptions& options() const { return options_; }
   ManagerStats stats();
+  std::uint64_t resident_bytes() const;  // of units in the host's memory
 
   std::atomic<std::uint64_t> escapes = 0;
   std::atomic<std::uint64_t> violations = 0;
@@ -166,13 +179,18 @@ class Manager : public std::enable_shared_from_this<Manager> {
   const ManagerOptions options_;
   bool has_limits() const;
 
+  // While it exists accesses are audited.
+  struct Audit;
+  std::unique_ptr<Audit> audit_;
   std::optional<HostLimit> limit_;
   std::shared_ptr<HostTier> tier_;
+  std::shared_ptr<void> copies_giver_;  // see Sentinel::drop_copies()
   std::unique_ptr<Ranks> ranks_;
   std::unique_ptr<DeviceTier> device_tier_;  // made when it is needed
   c10::Device device_ = at::kCPU;            // whose
   std::atomic<bool> has_device_ = false;
   ManagerStats last_;  // when it was closed
+  std::atomic<bool> discarded_ = false;
   std::atomic<bool> closed_ = false;
 
   std::atomic<bool> failed_ = false;
@@ -189,14 +207,25 @@ class Manager : public std::enable_shared_from_this<Manager> {
     UnitName name;
   };
   std::vector<Offer> offered_;
-  // The first error.
-  Status release_units(const std::function<bool(const Unit&)>& which);
-  void tell_lost_weights(const Status& why);
+  // Calls it for every unit that a storage leads to, weights first.
+  void for_each_unit(
+      const std::function<void(Unit& unit, c10::StorageImpl* storage)>& call);
+  using Pinned = std::unordered_map<const Unit*, Pin>;
+  // The first error. What was pinned until then is not any more.
+  Status release_units(const std::function<bool(const Unit&)>& which,
+                       Pinned& pinned);
+  // All units; or why they cannot all be in memory.
+  Result<Pinned> hold_units();
+  // Ok when there are none.
+  Status tell_lost_units(const Status& why);
   std::vector<std::weak_ptr<LaterUpdate>> waiting_updates();
   std::vector<std::weak_ptr<LaterUpdate>> later_;  // some are over
   std::atomic<int> num_later_ = 0;                 // that wait
   std::atomic<std::uint64_t> largest_later_ = 0;   // in bytes
 };
+
+// kOverBudget when the machine has no room for so many bytes more.
+Status check_machine_has(std::uint64_t bytes);
 
 // True in a child of fork(), where managed memory must not be used.
 bool in_forked_child();

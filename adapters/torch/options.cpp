@@ -1,17 +1,19 @@
 #include "adapters/torch/options.h"
 
 #include <ATen/DeviceAccelerator.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <string_view>
 
 #include "adapters/torch/error.h"
+#include "src/io/scratch.h"
 #include "zinf/bytes.h"
 #include "zinf/engine.h"
+#include "zinf/machine.h"
 
 namespace zinf {
 namespace {
@@ -42,6 +44,21 @@ std::uint64_t device_bytes_of(const MemorySize& size) {
   return bytes;
 }
 
+// A limit above that would end in the kernel's out-of-memory killer.
+void check_machine_has(std::uint64_t bytes, const std::string& text) {
+  Machine machine = inspect_machine();
+  std::uint64_t most = machine.memory_bytes;
+  std::string whose = "the machine";
+  if (machine.cgroup_limit_bytes && *machine.cgroup_limit_bytes < most) {
+    most = *machine.cgroup_limit_bytes;
+    whose = "the control group of this process";
+  }
+  if (bytes <= most || most == 0) return;
+  refuse("host_memory is \"" + text + "\", but " + whose + " has " +
+         format_bytes(most) +
+         ": give less, or nothing for 80 % of what is free");
+}
+
 Where parse_where(const std::string& argument, const std::string& value) {
   if (value == "auto") return Where::kAuto;
   if (value == "host") return Where::kHost;
@@ -61,19 +78,15 @@ std::string problem_of(const std::string& path) {
   if (!fs::is_directory(path, error)) {
     return fs::exists(path, error) ? "is not a directory" : "does not exist";
   }
-  std::string folder = path + "/zinf-probe-XXXXXX";
-  if (mkdtemp(folder.data()) == nullptr) {
-    return "takes no files (" + system_text(errno) + ")";
-  }
-  errno = 0;
-  bool written{std::ofstream(folder + "/file") << 'x' << std::flush};
-  std::string why = system_text(errno);
-  fs::remove_all(folder, error);
-  return written ? "" : "takes no files (" + why + ")";
+  Result<io::Scratch> file = io::Scratch::open(path);
+  bool written = file.ok() && pwrite(file->fd(), "x", 1, 0) == 1;
+  if (written) return "";
+  int why = file.ok() ? errno : file.status().errnum();
+  return "takes no files (" + system_text(why) + ")";
 }
 
-// The private folder is made when it is needed first, hours later perhaps: so
-// it is tried now.
+// The file is made when it is needed first, hours later perhaps: so that is
+// tried now.
 NvmePath tried_directory(const std::string& text) {
   Result<NvmePath> parsed = parse_nvme_path(text);
   throw_if_error(parsed.status());
@@ -124,6 +137,7 @@ ManagerOptions manager_options(const EngineOptions& options) {
     refuse("host_memory is \"" + options.host_memory.text() +
            "\", which is more than any memory");
   }
+  check_machine_has(made.host_bytes, options.host_memory.text());
   made.device_bytes = device_bytes_of(options.device_memory);
   made.tier.weights = parse_where("weights", options.weights);
   made.tier.states = parse_where("states", options.states);

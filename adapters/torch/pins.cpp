@@ -71,6 +71,13 @@ void Pins::hold() {
   }
 }
 
+void Pins::watch_pointers() {
+  for (const Added& added : added_) {
+    if (added.use != Use::kRead) continue;
+    added.unit->watch_pointer(added.storage.unsafeGetStorageImpl());
+  }
+}
+
 at::Tensor tensor_in(const Pin& pin, const at::Tensor& like) {
   auto offset = static_cast<std::size_t>(like.storage_offset());
   return at::for_blob(pin.bytes().data() + offset * like.element_size(),

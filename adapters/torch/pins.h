@@ -23,6 +23,9 @@ class Pins {
   void add(const c10::IValue& value, Use use);
   void add(const c10::Storage& storage, Use use);
   void hold();
+  // After hold(), for an operator whose schema may declare as read what is
+  // written: see Note [Undeclared writes] in unit.h.
+  void watch_pointers();
   // Before hold(), for an operator of the model: see Manager.
   void settle_if_short();
 

@@ -89,6 +89,7 @@ Policy make_policy(const c10::FunctionSchema& schema) {
   policy.complete = views().contains(name) && !reads_start;
   if (policy.complete || need_no_data().contains(name)) return policy;
   bool aten = starts_with(name, "aten::") || starts_with(name, "prim::");
+  policy.trusted = aten;
   auto statistics = change_statistics().find(name);
   bool changes_statistics = statistics != change_statistics().end();
   bool skipped = false;

@@ -24,6 +24,8 @@ struct Policy {
   std::size_t num_arguments = 0;
   // A bool among the arguments: whether it changes those that are only_if.
   std::optional<std::uint16_t> changes_if = {};
+  // Its schema is torch's own. Others' may declare as read what is written.
+  bool trusted = true;
   // Whatever it is made of finds its data there: a view that never copies, or
   // an operator of torch with all its tensors pinned.
   bool complete = false;

@@ -134,10 +134,14 @@ void Probe::put_back() {
   for (const auto& [buffer, content] : kept_->buffers) buffer.copy_(content);
 }
 
+void Probe::hold_states(const std::vector<at::Tensor>& fresh, bool split) {
+  for (const at::Tensor& parameter : fresh) hold(parameter, split);
+}
+
 void Probe::step(const std::vector<at::Tensor>& due,
                  const std::vector<at::Tensor>& fresh, bool split) {
   manager_->adopt_offered();
-  for (const at::Tensor& parameter : fresh) hold(parameter, split);
+  hold_states(fresh, split);
   std::uint64_t most = 0;
   for (const at::Tensor& parameter : due) {
     if (Unit::of(parameter) == nullptr) continue;

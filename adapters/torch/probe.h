@@ -38,6 +38,11 @@ class Probe {
   // The one that measures, or null.
   static std::shared_ptr<Probe> under_way();
 
+  // From now on memory is taken for the states that the first updates of these
+  // parameters make, where those stay in memory: every later step has them
+  // beside its activations.
+  void hold_states(const std::vector<at::Tensor>& fresh, bool split);
+
   // In the place of an optimizer's step(): of the parameters that are due,
   // `fresh` have no states yet.
   void step(const std::vector<at::Tensor>& due,

@@ -96,9 +96,10 @@ Ranks::Ranks(Manager& manager, std::shared_ptr<Comm> comm,
   same_slice_ = make_view(comm_, std::move(same_slice));
 }
 
-Result<std::unique_ptr<Ranks>> Ranks::create(
-    Manager& manager, std::shared_ptr<Comm> comm, const RanksOptions& options,
-    std::function<Leave(StateRef, void* owner)> leaving) {
+Result<std::unique_ptr<Ranks>> Ranks::create(Manager& manager,
+                                             std::shared_ptr<Comm> comm,
+                                             const RanksOptions& options,
+                                             AskLeave leaving) {
   ZINF_TRY(compare_options(options, *comm));
   ZINF_TRY(check_options(options, comm->size()));
   std::unique_ptr<Ranks> ranks(new Ranks(manager, std::move(comm), options));

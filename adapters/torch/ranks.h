@@ -79,9 +79,10 @@ struct RanksStats {
 // Thread-safe. The manager must outlive it.
 class Ranks {
  public:
-  static Result<std::unique_ptr<Ranks>> create(
-      Manager& manager, std::shared_ptr<Comm> comm, const RanksOptions& options,
-      std::function<Leave(StateRef, void* owner)> leaving);
+  static Result<std::unique_ptr<Ranks>> create(Manager& manager,
+                                               std::shared_ptr<Comm> comm,
+                                               const RanksOptions& options,
+                                               AskLeave leaving);
   ~Ranks();
 
   int rank() const { return comm_->rank(); }
@@ -130,8 +131,9 @@ class Ranks {
   void count_step() { since_step_ = 0; }
 
   // Waits until all ranks are there, for the same: a rank that trains on
-  // meanwhile is an error on all.
-  void meet(const std::string& what);
+  // meanwhile is an error on all, and so is one that does not come for so many
+  // seconds. Before that, a warning names it.
+  void meet(const std::string& what, double seconds);
 
   // Keeps all changes of wholes in the slices.
   void flush();
@@ -176,9 +178,13 @@ class Ranks {
   void sum_groups(std::vector<std::uint32_t>& units);
   std::uint64_t hash_of_units();
   void compare_groups();
+  // Throws where groups have changed a unit differently.
+  void compare_contents(const std::vector<std::uint64_t>& own);
   void wait_between_groups(Move& move);
   void sum_group(Shard& shard);
   void mark_all_due(bool due);
+
+  void wait_for_all(const std::string& what, double seconds);
 
   void make_up_pass(Update update, const std::string& how);
   void enter_pass();

@@ -2,6 +2,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <functional>
 #include <span>
 #include <string>
@@ -53,8 +54,11 @@ void Ranks::compare_groups() {
     std::uint64_t passes;
     std::uint64_t num_units;
     std::uint64_t units;
+    std::uint64_t contents;
   };
-  const Facts own = {number_, gather_->exchange().next_unit(), hash_of_units()};
+  const std::vector<std::uint64_t> contents = gather_->exchange().contents();
+  const Facts own = {number_, gather_->exchange().next_unit(), hash_of_units(),
+                     hash_of(std::as_bytes(std::span(contents)))};
   std::vector<Facts> all(static_cast<std::size_t>(num_groups()));
   wait_between_groups(*all_gather(*same_slice_,
                                   std::as_bytes(std::span(&own, 1)),
@@ -70,6 +74,31 @@ void Ranks::compare_groups() {
         strf("rank %d has %s than rank %d: all ranks must build the same model "
              "and make the same passes",
              same_slice_->number(static_cast<int>(i)), what, rank()));
+    fail(why);
+    throw_if_error(why);
+  }
+  const bool same = std::ranges::all_of(
+      all, [&](const Facts& each) { return each.contents == own.contents; });
+  if (!same) compare_contents(contents);
+}
+
+// The number of units is the same in all groups.
+void Ranks::compare_contents(const std::vector<std::uint64_t>& own) {
+  std::vector<std::uint64_t> all(own.size() *
+                                 static_cast<std::size_t>(num_groups()));
+  wait_between_groups(*all_gather(*same_slice_, std::as_bytes(std::span(own)),
+                                  std::as_writable_bytes(std::span(all))));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const std::size_t unit = i % own.size();
+    if (all[i] == own[unit]) continue;
+    auto shard = shard_of_unit(static_cast<std::uint32_t>(unit));
+    const int other = same_slice_->number(static_cast<int>(i / own.size()));
+    Status why = Status::error(
+        Code::kInvalid,
+        strf("rank %d and rank %d have changed \"%s\" outside of training to "
+             "different values: all ranks must make the same changes",
+             std::min(rank(), other), std::max(rank(), other),
+             shard == nullptr ? "a parameter" : shard->name.c_str()));
     fail(why);
     throw_if_error(why);
   }

@@ -5,7 +5,10 @@
 #include <c10/util/Half.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include <algorithm>
 #include <bit>
+#include <chrono>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -15,6 +18,8 @@
 #include "adapters/torch/manager.h"
 #include "adapters/torch/pins.h"
 #include "adapters/torch/ranks.h"
+#include "src/base/strf.h"
+#include "zinf/log.h"
 
 namespace zinf {
 namespace {
@@ -519,9 +524,34 @@ void Ranks::make_up_pass(Update update, const std::string& how) {
   }
 }
 
-void Ranks::meet(const std::string& what) {
+void Ranks::wait_for_all(const std::string& what, double seconds) {
+  constexpr double kWarnSeconds = 10;
+  const auto missing = [&](double patience) {
+    auto ranks = gather_->exchange().missing(
+        number_, std::chrono::milliseconds(std::llround(1000 * patience)));
+    throw_if_error(ranks.status().in(what));
+    return std::move(ranks).value();
+  };
+  std::vector<int> ranks = missing(std::min(seconds, kWarnSeconds));
+  if (ranks.empty()) return;
+  const auto text = [&] {
+    return strf(
+        "rank %d waits in %s for rank %d, which has not called it: "
+        "call it on all ranks",
+        rank(), what.c_str(), ranks.front());
+  };
+  log(LogLevel::kWarning, "%s", text().c_str());
+  ranks = missing(std::max(0.0, seconds - kWarnSeconds));
+  if (ranks.empty()) return;
+  Status why = Status::error(Code::kInvalid, text());
+  fail(why);
+  throw_if_error(why);
+}
+
+void Ranks::meet(const std::string& what, double seconds) {
   look_for_edits();
   close(what);
+  wait_for_all(what, seconds);
   throw_if_failed(gather_->exchange().wait_closed(number_).status());
   count_pass();
   ++step_begin_;  // it is no micro-batch

@@ -78,12 +78,13 @@ Sizes all_of(Manager& manager, const TrainingPlan& plan) {
 }
 
 struct Budgets {
-  std::uint64_t limit = 0;    // of host memory
-  std::uint64_t others = 0;   // of it, tensors that are no units
-  std::uint64_t highest = 0;  // the most that those ever had
-  Sizes all;                  // that units will have
-  std::vector<Sizes> each;    // of the parameters
-  std::uint64_t largest = 0;  // of these
+  std::uint64_t limit = 0;         // of host memory
+  std::uint64_t others = 0;        // of it, tensors that are no units
+  std::uint64_t highest = 0;       // the most that those ever had
+  std::uint64_t others_units = 0;  // of others, units of other engines
+  Sizes all;                       // that units will have
+  std::vector<Sizes> each;         // of the parameters
+  std::uint64_t largest = 0;       // of these
 };
 
 Budgets budgets_of(Manager& manager, const TrainingPlan& plan) {
@@ -97,6 +98,11 @@ Budgets budgets_of(Manager& manager, const TrainingPlan& plan) {
   budgets.others =
       usage.total.used_bytes - std::min(usage.total.used_bytes, units);
   budgets.highest = std::max(budgets.others, stats.others_high_bytes);
+  for (const auto& other : Manager::live()) {
+    if (other.get() != &manager) {
+      budgets.others_units += other->resident_bytes();
+    }
+  }
   budgets.all = all_of(manager, plan);
   for (const at::Tensor& parameter : plan.parameters) {
     if (!parameter.is_cpu()) continue;
@@ -153,6 +159,12 @@ Status check_memory(const Manager& manager, const Budgets& budgets,
       mib(budgets.limit).c_str(), mib(least).c_str());
   if (budgets.others > 0) {
     text += strf(" beside %s of other tensors", mib(budgets.others).c_str());
+  }
+  if (budgets.others_units > 0) {
+    text += strf(
+        ", of which %s are other engines': close those, or delete their models "
+        "and optimizers",
+        mib(budgets.others_units).c_str());
   }
   text += strf(": raise it to %s or more", mib(least + budgets.others).c_str());
   if (manager.options().tier.nvme.empty()) {
@@ -254,7 +266,13 @@ void check_training(Manager& manager, const TrainingPlan& plan) {
   manager.settle();  // gradients of updates that wait would count as well
   Budgets budgets = budgets_of(manager, plan);
   if (budgets.each.empty()) return;
-  throw_if_error(check_memory(manager, budgets, plan.waiting));
+  Status fits = check_memory(manager, budgets, plan.waiting);
+  if (!fits.ok() && budgets.others_units > 0) {
+    process_memory()->make_room(kAddressSpaceBytes);
+    budgets = budgets_of(manager, plan);
+    fits = check_memory(manager, budgets, plan.waiting);
+  }
+  throw_if_error(fits);
   throw_if_error(reserve_space(manager, budgets));
 }
 

@@ -1,12 +1,12 @@
 #include "adapters/torch/unit.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <string_view>
 #include <utility>
 
 #include "adapters/torch/announcement.h"
@@ -18,6 +18,7 @@
 #include "adapters/torch/ranks.h"
 #include "src/base/align.h"
 #include "src/base/check.h"
+#include "src/tier/checksum.h"
 #include "zinf/log.h"
 
 namespace zinf {
@@ -29,6 +30,10 @@ void drop_pointer(void* context) {
 
 void on_raw_access(c10::StorageImpl* storage) {
   if (Unit* unit = Unit::of(storage)) unit->escape(storage);
+}
+
+void on_watched_access(c10::StorageImpl* storage) {
+  if (Unit* unit = Unit::of(storage)) unit->note_pointer();
 }
 
 // The storage's old memory as a block.
@@ -51,6 +56,23 @@ c10::intrusive_ptr<c10::StorageImpl> storage_without_memory(
       nullptr, false);
 }
 
+// While a fault is served, the thread that waits for it may have the GIL.
+thread_local bool serving = false;
+
+struct Serving {
+  Serving() { serving = true; }
+  ~Serving() { serving = false; }
+};
+
+// The unit whose address this thread is about to give out: it does not leave
+// before it was used once.
+thread_local const Unit* in_hand = nullptr;
+
+struct InHand {
+  explicit InHand(const Unit* unit) { in_hand = unit; }
+  ~InHand() { in_hand = nullptr; }
+};
+
 // The block as a storage's own memory.
 c10::DataPtr plain_pointer(Block block, c10::Device device) {
   auto* owner = new std::shared_ptr<void>(std::move(block.owner));
@@ -64,8 +86,7 @@ c10::DataPtr plain_pointer(Block block, c10::Device device) {
 }  // namespace
 
 std::uint64_t hash_of(std::span<const std::byte> bytes) {
-  return std::hash<std::string_view>()(
-      {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  return tier::checksum(bytes);
 }
 
 std::size_t uses_of(c10::StorageImpl& storage) {
@@ -525,7 +546,9 @@ void Unit::unpin(c10::StorageImpl* storage) {
   {
     std::lock_guard lock(mutex_);
     if (link_ != nullptr && !escaped_) link_->after_use(pin_.bytes().data());
+    sentinel_.clear();  // a copy that was made meanwhile is old now
     if (--pins_ == 0) {
+      keep_undeclared(storage);
       if (manager_->options().audit && of(storage) == this) check_content();
       let_go(storage);
     }
@@ -536,18 +559,22 @@ void Unit::unpin(c10::StorageImpl* storage) {
 // Nobody has it pinned any more.
 void Unit::let_go(c10::StorageImpl* storage) {
   bool always = manager_->options().evict_always;
+  change_ = {};
+  if (!escaped_ && sentinel_.has_content() && !pin_.empty()) {
+    // escaped() has found that nobody has its address any more.
+    escaped_ = !residency_.relocate(
+        pin_, [&](Block& block) { return sentinel_.take_away(block); });
+  }
   // What may leave memory at any moment is not to be read through an address
   // that was asked for in passing.
-  if (of(storage) == this && !escaped_) {
-    if (always || moves()) {
+  if (of(storage) == this) {
+    if (!escaped_ && (always || moves())) {
       detach(storage);
-    } else {
+    } else if (!escaped_ || !has_unknown_taker_) {
       arm(storage);
     }
   }
-  sentinel_.clear();  // a copy that was made meanwhile is old now
   pin_ = {};
-  change_ = {};
   if (std::exchange(announced_, false)) keep_change();
   if (always) residency_.evict(state_);
 }
@@ -568,9 +595,7 @@ bool Unit::escaped(const at::TensorBase& tensor) {
   std::lock_guard lock(mutex_);
   auto storage = storage_.lock();
   std::size_t ours = knows(tensor) ? 2 : 3;  // with `storage` and the pin
-  if (escaped_ && !for_good_ && !used_elsewhere(*storage, ours)) {
-    escaped_ = false;
-  }
+  if (!is_taken(*storage, ours)) escaped_ = false;
   return escaped_;
 }
 
@@ -606,6 +631,52 @@ void Unit::check_content() {
   (void)residency_.pin(state_, Use::kChange);
 }
 
+void Unit::watch_pointer(c10::StorageImpl* storage) {
+  std::lock_guard lock(mutex_);
+  bool stays = stays_ && shard_ == nullptr && watch_.expired();
+  if (escaped_ || (stays && !manager_->options().audit)) return;
+  if (storage->has_materializer()) return;      // watched already
+  if (pins_ > 1) return note_pointer_locked();  // others use the storage now
+  storage->set_materializer(&on_watched_access);
+}
+
+void Unit::note_pointer() {
+  std::lock_guard lock(mutex_);
+  note_pointer_locked();
+}
+
+void Unit::note_pointer_locked() {
+  if (pins_ == 0 || pointer_hash_ || !change_.empty()) return;
+  if (link_ != nullptr && shard_ == nullptr) {
+    Result<Pin> pin = residency_.pin(state_, Use::kChange);
+    throw_if_error(pin.status());
+    change_ = std::move(pin).value();
+  } else {
+    Result<std::uint64_t> hash = content_hash();
+    throw_if_error(hash.status());
+    pointer_hash_ = *hash;
+  }
+  tell_watch(pin_.bytes());
+}
+
+Result<std::uint64_t> Unit::content_hash() {
+  return link_ == nullptr ? hash_of(pin_.bytes()) : link_->hash(pin_.bytes());
+}
+
+// See Note [Undeclared writes].
+void Unit::keep_undeclared(c10::StorageImpl* storage) {
+  if (of(storage) == this && !escaped_) storage->clear_materializer();
+  auto before = std::exchange(pointer_hash_, {});
+  if (!before || !change_.empty()) return;
+  Result<std::uint64_t> now = content_hash();
+  Status status = now.status();
+  if (status.ok() && *now == *before) return;
+  if (status.ok()) status = residency_.pin(state_, Use::kChange).status();
+  if (!status.ok()) return manager_->fail(status.text());
+  hash_.reset();
+  if (shard_ != nullptr) announce_change();
+}
+
 bool Unit::used_elsewhere(c10::StorageImpl& storage, std::size_t ours) {
   std::size_t expected = ours;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> known;
@@ -620,50 +691,141 @@ bool Unit::used_elsewhere(c10::StorageImpl& storage, std::size_t ours) {
       ++expected;
     }
   }
-  return uses_of(storage) > expected;
+  // Only a Python object of the storage makes a difference between the two.
+  std::size_t most = c10::raw::intrusive_ptr::use_count(&storage);
+  return most == expected + 1 ? uses_of(storage) > expected : most > expected;
+}
+
+void* Unit::own_address() {
+  check_usable();
+  if (!has_own_addresses()) return nullptr;
+  shown_ = true;
+  return sentinel_.address();
 }
 
 void Unit::escape(c10::StorageImpl* storage) {
   check_usable();
   settle();
   std::lock_guard lock(mutex_);
+  throw_if_error(let_out(storage, Taker::kUnknown));
+}
+
+void Unit::hold_for(const at::TensorBase& tensor) {
+  if (!leaves_addresses()) return;
+  check_usable();
+  settle();
+  std::lock_guard lock(mutex_);
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  bool watched = storage->has_materializer() || pointer_hash_;
+  if (pins_ > 0 && watched) return;
+  {
+    std::lock_guard known(known_mutex_);
+    takers_.emplace_back(tensor.getIntrusivePtr());
+  }
+  shown_ = true;
+  throw_if_error(let_out(storage, Taker::kTensor));
+  storage->clear_materializer();
+}
+
+bool Unit::has_takers() {
+  std::lock_guard lock(known_mutex_);
+  std::erase_if(takers_, [](const auto& weak) { return weak.expired(); });
+  return !takers_.empty();
+}
+
+bool Unit::is_taken(c10::StorageImpl& storage, std::size_t ours) {
+  if (for_good_ || has_takers()) return true;
+  return has_unknown_taker_ && used_elsewhere(storage, ours);
+}
+
+Result<Reservation> Unit::pay_for_move() {
+  HostMemory& memory = manager_->tier().memory();
+  std::size_t bytes = sentinel_.memory_bytes();
+  Result<Reservation> paid = memory.reserve(Tag::kUnit, bytes);
+  if (paid.ok() || paid.status().code() != Code::kOverBudget) return paid;
+  BudgetUsage now = memory.budget().usage();
+  bool fits = now.total.used_bytes + bytes <= now.limit_bytes + bytes_;
+  if (!fits) {
+    return paid.status().in(spec().name() +
+                            ": nothing more can leave memory, and it does "
+                            "not fit");
+  }
+  return memory.reserve_or_exceed(Tag::kUnit, bytes);
+}
+
+Status Unit::move_to_own_addresses(Pin& pin, Reservation paid) {
+  Block block = sentinel_.put_content(pin.bytes(), std::move(paid));
+  if (block.owner == nullptr) {
+    return Status::error(Code::kUnsupported,
+                         name() +
+                             ": no memory can be mapped at its addresses "
+                             "(see vm.max_map_count)");
+  }
+  residency_.replace(pin, std::move(block));
+  shown_ = true;
+  return {};
+}
+
+Status Unit::let_out(c10::StorageImpl* storage, Taker taker) {
+  InHand keep(this);
   ++manager_->escapes;
-  if (inside_operator()) {
+  if (inside_operator() && !shown_) {
     ++manager_->violations;
     report_violation(name());
   }
   // Who only reads a whole must not announce a change that others do not make.
   bool whole = shard_ != nullptr;
-  Result<Pin> pin = residency_.pin(state_, whole ? Use::kRead : Use::kChange);
-  throw_if_error(pin.status());
-  if (whole) note_escape(pin->bytes());
-  if (link_ != nullptr) link_->before_use(pin->bytes().data());
-  tell_watch(pin->bytes());
+  ZINF_ASSIGN(Pin pin,
+              residency_.pin(state_, whole ? Use::kRead : Use::kChange));
+  if (whole) note_escape(pin.bytes());
+  if (link_ != nullptr) link_->before_use(pin.bytes().data());
+  tell_watch(pin.bytes());
+  // An operator of another thread may be writing where the content is now. One
+  // that writes through its own address has asked for that.
+  bool moves = pins_ == 0 || taker == Taker::kTouch;
+  if (has_own_addresses() && moves && !sentinel_.has_content()) {
+    ZINF_ASSIGN(Reservation paid, pay_for_move());
+    ZINF_TRY(move_to_own_addresses(pin, std::move(paid)));
+  }
   // Before the pin ends: then the unit may be asked to leave.
+  bool had_unknown_taker = escaped_ && has_unknown_taker_;
+  has_unknown_taker_ = had_unknown_taker || taker == Taker::kUnknown;
   escaped_ = true;
-  if (!used_elsewhere(*storage, 0)) for_good_ = true;
+  bool can_leave = leaves_addresses() && sentinel_.has_content();
+  if (!can_leave && taker != Taker::kTensor) {
+    bool ends = taker == Taker::kUnknown && used_elsewhere(*storage, 0);
+    if (!ends) for_good_ = true;
+  }
   hash_.reset();
   if (pins_ == 0) {
-    pin_ = std::move(pin).value();
+    pin_ = std::move(pin);
     attach(storage);
     pin_ = {};
+  } else if (taker == Taker::kTouch) {
+    residency_.renew(pin_);
+    attach(storage);
+    if (change_.empty()) change_ = std::move(pin);
   }
+  return {};
 }
 
-Leave Unit::leaving() {
+Leave Unit::leaving(Block& block) {
   if (in_forked_child()) return Leave::kKeep;
   DeferBurials defer;
   c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
   if (!storage || of(storage.get()) != this) return Leave::kDrop;
   if (escaped_) {
-    // To count who uses the storage may need the GIL, and whoever has that may
-    // wait for this tier: the mover's thread leaves it to others.
-    if (HostTier::on_own_thread()) return Leave::kKeep;
-    if (for_good_ || used_elsewhere(*storage, 1)) return Leave::kKeep;
+    if (in_hand == this) return Leave::kKeep;
+    // To count who uses the storage may need the GIL, and the thread that has
+    // it may wait for this one.
+    bool can_count = !HostTier::on_own_thread() && !serving;
+    if (has_unknown_taker_ && !can_count) return Leave::kKeep;
+    if (is_taken(*storage, 1)) return Leave::kKeep;
+    if (sentinel_.has_content() && !sentinel_.take_away(block)) {
+      return Leave::kKeep;
+    }
     escaped_ = false;
-    auto* data = static_cast<const std::byte*>(
-        storage->_mutable_data_ptr_no_checks().get());
-    bool same = shard_ != nullptr && !is_edited({data, bytes_});
+    bool same = shard_ != nullptr && !is_edited(block.bytes);
     detach(storage.get());
     if (same) return Leave::kDrop;
     if (shard_ != nullptr) shard_->ranks.announce_change(split_.unit);
@@ -677,6 +839,43 @@ Leave Unit::leaving() {
 }
 
 Status Unit::release(c10::StorageImpl* storage) {
+  return release_to(storage, &Unit::own_memory);
+}
+
+Status Unit::release_from_budget(c10::StorageImpl* storage) {
+  return release_to(storage, &Unit::memory_outside);
+}
+
+Result<Pin> Unit::hold() {
+  if (consumed_) return Pin();
+  ZINF_TRY(settled());
+  std::lock_guard lock(mutex_);
+  return residency_.pin(state_, Use::kRead);
+}
+
+std::uint64_t Unit::absent_bytes() const {
+  if (consumed_ || link_ != nullptr) return 0;
+  return residency_.place(state_) == Place::kAbsent ? bytes_ : 0;
+}
+
+c10::DataPtr Unit::own_memory(const Pin& pin) {
+  return plain_pointer(residency_.block(pin), device_);
+}
+
+c10::DataPtr Unit::memory_outside(const Pin& pin) {
+  bool stays = link_ != nullptr || escaped_ || pins_ > 0;
+  if (stays || sentinel_.has_content()) return own_memory(pin);
+  try {
+    c10::DataPtr memory = c10::GetDefaultCPUAllocator()->allocate(bytes_);
+    std::memcpy(memory.get(), pin.bytes().data(), bytes_);
+    return memory;
+  } catch (const std::exception&) {  // there is no memory for a second one
+    return own_memory(pin);
+  }
+}
+
+Status Unit::release_to(c10::StorageImpl* storage,
+                        c10::DataPtr (Unit::*memory)(const Pin& pin)) {
   if (consumed_) return {};
   if (in_forked_child()) {
     return Status::error(Code::kInvalid,
@@ -691,13 +890,16 @@ Status Unit::release(c10::StorageImpl* storage) {
       status = pin.status();
       if (status.ok()) {
         if (link_ != nullptr) status = link_->hand_out(pin->bytes().data());
+        // An address that was told stays what it was; no budget counts it.
+        if (status.ok() && shown_ && !sentinel_.has_content()) {
+          status = move_to_own_addresses(*pin, Reservation());
+        }
       }
       if (status.ok()) {
         if (auto watch = watch_.lock()) watch->before_end(*this, pin->bytes());
         sentinel_.clear();
         storage->clear_materializer();
-        storage->set_data_ptr_noswap(
-            plain_pointer(residency_.block(*pin), device_));
+        storage->set_data_ptr_noswap((this->*memory)(*pin));
       }
     }
   }
@@ -737,39 +939,71 @@ void Unit::prefetch() {
   if (!consumed_ && !stays_) residency_.prefetch(state_);
 }
 
-// Nothing can be thrown where a pointer is read: it finds NaN.
-bool Unit::serve_nothing(const std::string& why) {
-  log(LogLevel::kError,
-      "%s was read through a pointer and is all NaN there: %s", name().c_str(),
-      why.c_str());
-  std::vector<std::byte> nan(bytes_, std::byte{0xFF});
-  return sentinel_.put_copy(nan);
+bool Unit::put_copy(std::span<const std::byte> content, Touch touch) {
+  return sentinel_.put_copy(content, touch,
+                            manager_->tier().memory().reserve_or_exceed(
+                                Tag::kUnit, sentinel_.memory_bytes()));
 }
 
-bool Unit::serve_fault() {
+// Nothing can be thrown where a pointer is used: it finds NaN.
+bool Unit::serve_nothing(Touch touch, const std::string& why) {
+  log(LogLevel::kError,
+      "%s was used through a pointer and is all NaN there: %s", name().c_str(),
+      why.c_str());
+  std::vector<std::byte> nan(bytes_, std::byte{0xFF});
+  return put_copy(nan, touch);
+}
+
+bool Unit::serve_fault(Touch touch) {
   auto refuse = [&](const std::string& why) {
-    std::fprintf(stderr, "zinf: a pointer to %s was read: %s\n", name().c_str(),
+    std::fprintf(stderr, "zinf: a pointer to %s was used: %s\n", name().c_str(),
                  why.c_str());
     return false;
   };
   if (!device_.is_cpu()) return refuse("it is on a device");
   if (in_forked_child()) return refuse("this is a forked child");
+  Serving here;
   Status status = settled();
   std::lock_guard lock(mutex_);
-  if (sentinel_.has_copy()) return true;  // another thread was faster
-  if (consumed_) return serve_nothing("the update inside backward has used it");
-  if (inside_operator()) {
+  // Another thread was faster; or it was a write, where the system does not
+  // tell, that now comes again.
+  if (sentinel_.has_content()) return true;
+  if (touch == Touch::kRead && sentinel_.has_copy()) return true;
+  if (inside_operator() && !shown_) {
     ++manager_->violations;
     report_violation(name());
   }
-  Result<Pin> pin =
-      status.ok() ? residency_.pin(state_, Use::kRead) : Result<Pin>(status);
-  if (!pin.ok()) {
-    // From here on everything raises: nobody shall compute with that.
-    manager_->fail(pin.status().text());
-    return serve_nothing(pin.status().text());
+  if (consumed_) {
+    return serve_nothing(touch, "the update inside backward has used it");
   }
-  return sentinel_.put_copy(pin->bytes()) || refuse("there is no memory");
+  if (status.ok()) {
+    status = touch == Touch::kRead ? serve_read() : serve_write();
+  }
+  if (status.ok()) return true;
+  // From here on everything raises: nothing is computed with that.
+  manager_->fail(status.text());
+  return serve_nothing(touch, status.text()) || refuse("there is no memory");
+}
+
+Status Unit::serve_read() {
+  ZINF_ASSIGN(Pin pin, residency_.pin(state_, Use::kRead));
+  if (put_copy(pin.bytes(), Touch::kRead)) return {};
+  return Status::error(Code::kUnsupported, name() + ": there is no memory");
+}
+
+Status Unit::serve_write() {
+  auto storage = storage_.lock();
+  if (!has_own_addresses() || storage == nullptr || of(storage.get()) != this) {
+    return Status::error(Code::kInvalid,
+                         name() + " cannot be written through this address");
+  }
+  try {
+    ZINF_TRY(let_out(storage.get(), Taker::kTouch));
+  } catch (const std::exception& error) {  // what a watch has thrown
+    return Status::error(Code::kInvalid, error.what());
+  }
+  arm(storage.get());
+  return {};
 }
 
 }  // namespace zinf

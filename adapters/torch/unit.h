@@ -6,12 +6,34 @@
 //
 // Note [Raw pointers]: while an operator has a unit pinned, the storage is like
 // any other. Otherwise it is armed: the first request for a mutable pointer
-// (`.numpy()`, dlpack, compiled code) brings the content into memory and makes
-// the unit escaped, and it stays in memory until only the known tensors
-// (parameters and the like) use the storage. A pointer that was taken from the
-// parameter itself, not from a tensor that shares its storage, gives no sign of
-// its end: such a unit stays for good. Reads through const pointers, outside of
-// operators, fault and get a copy (sentinel.h).
+// (`.numpy()`, dlpack, compiled code) makes the unit escaped. On the CPU, if it
+// can leave memory, its content is then at the unit's own addresses
+// (sentinel.h), which no other unit has while the storage lives; operators use
+// it there too. An escaped unit stays in memory while a tensor that took its
+// address lives (hold_for(): Python's `.numpy()` and dlpack make such a tensor
+// of their own). Of other requests the taker is not known: then the unit stays
+// while others than the known tensors (parameters and the like) use the
+// storage. Then it may leave, and every address that was taken of it holds
+// good: a read of it faults and gets a copy, a write faults and makes the unit
+// escaped again. (Only the system itself does not fault: a read(2) or write(2)
+// there fails.)
+//
+// Python's data_ptr() is own_address(), which brings nothing.
+//
+// What never leaves memory and what is on a device have the address of their
+// memory. A pointer that was taken from such a parameter itself, not from a
+// tensor that shares its storage, gives no sign of its end: the unit stays
+// where it is for good. So does the whole of ranks, whose edits all of them
+// hear of, and a unit that an operator of another thread has pinned meanwhile,
+// whose content cannot move.
+//
+// Note [Undeclared writes]: an operator outside aten may write through a
+// mutable pointer to what its schema declares as read. While such an operator
+// has a unit pinned, the storage is armed too: the first request for a mutable
+// pointer hashes the content, and the last unpin hashes it again. A difference
+// is a change like a declared one. The content of a device is not hashed but
+// counts as changed, except with ranks: a change that other ranks do not make
+// is an error, so both hashes are made of copies on the host.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -112,11 +134,30 @@ class Unit final : public FaultServer {
   // Gives the content to the storage as ordinary memory and lets it go. On an
   // error it is managed as before.
   Status release(c10::StorageImpl* storage);
+  // The same, in memory of torch's own, which no budget counts; a unit whose
+  // address was told keeps it, and on a device the content stays where it is.
+  Status release_from_budget(c10::StorageImpl* storage);
+  // Keeps the content in memory where it is; nothing can be seen of that.
+  Result<Pin> hold();
+  // Of the host's memory, bytes that hold() would take.
+  std::uint64_t absent_bytes() const;
 
+  // Of one that is pinned for reading: see Note [Undeclared writes].
+  void watch_pointer(c10::StorageImpl* storage);
+  // A mutable pointer is asked for while watch_pointer() is in force.
+  void note_pointer();
   // A mutable pointer is asked for outside an operator.
   void escape(c10::StorageImpl* storage);
+  // As escape(), for this tensor alone, on the unit's storage: the content
+  // stays in memory while the tensor lives, whatever else uses the storage.
+  // Does nothing for a unit without addresses of its own, nor under
+  // watch_pointer().
+  void hold_for(const at::TensorBase& tensor);
+  // Where the content is when somebody touches it; null for a unit that has the
+  // address of its memory.
+  void* own_address();
   // Before the content leaves memory; the tier is locked.
-  Leave leaving();
+  Leave leaving(Block& block);
 
   // One at a time: the last one counts.
   void watch_edits(std::weak_ptr<EditWatch> watch);
@@ -190,10 +231,32 @@ class Unit final : public FaultServer {
   bool retain_if_alive();
   void drop_reference();
 
-  bool serve_fault() override;
+  bool serve_fault(Touch touch) override;
 
  private:
-  bool serve_nothing(const std::string& why);
+  // Who has an address: one of takers_, a thread that wrote through it, or
+  // somebody who asked the storage for it.
+  enum class Taker : std::uint8_t { kTensor, kTouch, kUnknown };
+
+  bool serve_nothing(Touch touch, const std::string& why);
+  Status serve_read();
+  Status serve_write();
+  bool put_copy(std::span<const std::byte> content, Touch touch);
+  // Somebody may change the content through an address from here on.
+  Status let_out(c10::StorageImpl* storage, Taker taker);
+  Status move_to_own_addresses(Pin& pin, Reservation paid);
+  // Bytes for that; the memory that the content leaves may pay for them.
+  Result<Reservation> pay_for_move();
+  // Whether an address of an escaped unit was taken that must stay good. The
+  // caller has `ours` uses of the storage.
+  bool is_taken(c10::StorageImpl& storage, std::size_t ours);
+  bool has_takers();
+  // Whether it may leave memory when an address of it is known.
+  bool leaves_addresses() const {
+    return has_own_addresses() && shard_ == nullptr;
+  }
+  // Whether its content can be at its own addresses.
+  bool has_own_addresses() const { return device_.is_cpu() && !stays_; }
   Unit(std::shared_ptr<Manager> manager,
        const c10::intrusive_ptr<c10::StorageImpl>& storage, Role role,
        UnitName name, std::shared_ptr<Shard> shard = nullptr);
@@ -223,8 +286,16 @@ class Unit final : public FaultServer {
   // Whether others than the known tensors, and `ours` here, use the storage.
   bool used_elsewhere(c10::StorageImpl& storage, std::size_t ours);
   Status settled();  // settle(), where nothing may be thrown
+  // The pinned content as the storage's own memory.
+  c10::DataPtr own_memory(const Pin& pin);
+  c10::DataPtr memory_outside(const Pin& pin);
+  Status release_to(c10::StorageImpl* storage,
+                    c10::DataPtr (Unit::*memory)(const Pin& pin));
   void note_content();
   void check_content();
+  void note_pointer_locked();
+  void keep_undeclared(c10::StorageImpl* storage);
+  Result<std::uint64_t> content_hash();
   void let_go(c10::StorageImpl* storage);
   void tell_watch(std::span<std::byte> content);
 
@@ -244,9 +315,11 @@ class Unit final : public FaultServer {
   Sentinel sentinel_;
   std::atomic<int> references_ = 0;  // data pointers and pins
   std::atomic<bool> is_parameter_ = false;
+  std::atomic<bool> shown_ = false;  // its own address was asked for
 
   std::mutex known_mutex_;  // nothing is locked under it
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> known_;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> takers_;
   std::weak_ptr<LaterUpdate> later_;
   std::shared_ptr<LaterUpdate> own_later_;
   std::atomic<bool> has_later_ = false;
@@ -258,8 +331,11 @@ class Unit final : public FaultServer {
   Pin pin_;
   Pin change_;
   bool escaped_ = false;
+  bool has_unknown_taker_ = false;     // while it is escaped
   bool for_good_ = false;              // see Note [Raw pointers]
   std::optional<std::uint64_t> hash_;  // of the content, when audited
+  // Of the content before a mutable pointer to it was given to an operator.
+  std::optional<std::uint64_t> pointer_hash_;
   // Of a whole: a change of it was announced, and is not kept yet; what it was
   // when somebody got its address.
   bool announced_ = false;

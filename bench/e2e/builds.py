@@ -39,6 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", default=",".join(PLACES), help=f"any of {PLACES}")
     parser.add_argument("--size", choices=SIZES, default="640M")
     parser.add_argument("--tokens", default="1x64", help="batches, as rows x tokens")
+    parser.add_argument("--compile", action="store_true", help="torch.compile for the model")
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--steps", type=int, help="of a side of a pair; by default those of --seconds")
     parser.add_argument("--seconds", type=float, default=10)
@@ -57,6 +58,8 @@ def measure(bench: Bench, table: Section, setting: Setting, place: Place) -> boo
     """A row of the table; whether the losses were the same."""
     need = bench.need(setting)
     arguments = place.arguments(need, bench.nvme)
+    if bench.args.compile:  # its backward gives all gradients at once
+        arguments += ["--compile", "--host-memory", place.budget(need) + 4 * need.parameters]
     held = place.held(need)
 
     def older():
@@ -92,7 +95,8 @@ def measure(bench: Bench, table: Section, setting: Setting, place: Place) -> boo
 def main() -> int:
     args = arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the disk is tidied up
-    report = Report("Two builds", args.out, [Section("After beside before", NOTE, COLUMNS)])
+    title = "Two builds, compiled" if args.compile else "Two builds"
+    report = Report(title, args.out, [Section("After beside before", NOTE, COLUMNS)])
     bench = Bench(args)
     shapes = [tuple(map(int, shape.split("x"))) for shape in args.tokens.split(",")]
     tasks = [(Setting(args.size, *shape), row) for shape in shapes for row in args.rows]

@@ -32,6 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--nvme")
     parser.add_argument("--away", action="store_true", help="weights and states forced onto NVMe")
     parser.add_argument("--forward", action="store_true", help="a step is a forward pass")
+    parser.add_argument("--compile", action="store_true", help="torch.compile for the model")
     parser.add_argument("--update", default="step")
     parser.add_argument("--stage", type=int, default=3, help="where torchrun's variables name several ranks")
     parser.add_argument("--master", default="split")
@@ -76,6 +77,8 @@ class Trainer:
         else:
             self._manage()
         torch.set_default_dtype(torch.float32)
+        if args.compile:
+            self.model.compile()
         self.losses = losses(args.size, self.model, args.batch, args.tokens)
 
     def _plain_optimizer(self) -> torch.optim.Optimizer:

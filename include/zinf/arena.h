@@ -17,15 +17,17 @@
 namespace zinf {
 
 struct ArenaOptions {
-  // Pays for the pages that the arena holds; it is asked for 2 MiB at a time.
+  // Pays for the pages that the arena holds; it is asked for 2 MiB at a time,
+  // and for 4 KiB at a time where it would refuse.
   // Null: nobody counts. Need not outlive create().
   const Budget* budget = nullptr;
-  Tag tag = Tag::kActivation;
+  Tag tag = Tag::kTensor;
 
   // Called, without any lock and with whole pages of 2 MiB, when the budget
   // refuses and purging was not enough: give memory back and return true, then
-  // the allocation tries again; or return false, then it fails. It may free
-  // blocks of this arena, but must not allocate from it.
+  // the allocation tries again; or return false, then it compacts the arena,
+  // and asks once more before it fails. It may free blocks of this arena, but
+  // must not allocate from it.
   std::function<bool(std::size_t wanted_bytes)> on_pressure = {};
 
   // Addresses to reserve, rounded to 2 MiB; no memory. 0: four times the
@@ -95,6 +97,12 @@ class Arena {
   // the arena first; returns the bytes given back. Other threads' caches stay
   // (at most 5 MiB each, when it uses all sizes).
   std::size_t trim();
+
+  // Gives at least so many bytes back to the system if there are any: after
+  // free pages of 2 MiB those of 4 KiB between blocks, and every thread's
+  // cache. Returns how many. An allocation that would be refused does the same
+  // by itself, so it fails only when what is live leaves no room.
+  std::size_t compact(std::size_t bytes);
 
   ArenaStats stats() const;
 

@@ -23,7 +23,7 @@ enum class Tag : std::uint8_t {
   kMaster,
   kMoment,
   kGrad,
-  kActivation,
+  kTensor,  // torch's: activations, batches, whatever is not a unit
   kStaging,
   kUnit,  // weights, gradients and optimizer states, which share one pool
   kOther,
@@ -39,7 +39,7 @@ inline constexpr std::uint64_t kAddressSpaceBytes = std::uint64_t{1} << 47;
 
 struct TagUsage {
   std::uint64_t used_bytes = 0;
-  std::uint64_t high_bytes = 0;  // the most it ever was
+  std::uint64_t high_bytes = 0;  // the most since the last BudgetWatch
 };
 
 // A snapshot; while other threads reserve, its parts may be a moment apart.
@@ -75,6 +75,7 @@ class Budget {
   const std::string& name() const;
 
  private:
+  friend class BudgetWatch;
   friend class Reservation;
   struct State;
   explicit Budget(std::shared_ptr<State> state) : state_(std::move(state)) {}
@@ -114,6 +115,22 @@ class Reservation {
   std::shared_ptr<Budget::State> state_;
   Tag tag_ = Tag::kOther;
   std::uint64_t bytes_ = 0;
+};
+
+// The most that was held since the watch was made. Thread-safe; it may outlive
+// its Budget.
+class BudgetWatch {
+ public:
+  explicit BudgetWatch(const Budget& budget);
+  ~BudgetWatch();
+  BudgetWatch(const BudgetWatch&) = delete;
+  BudgetWatch& operator=(const BudgetWatch&) = delete;
+
+  // What is held now, and the most of it.
+  BudgetUsage usage() const;
+
+ private:
+  const std::shared_ptr<Budget::State> state_;
 };
 
 // Bytes of a budget for what cannot be refused: when there are too few, room is

@@ -22,12 +22,16 @@
 // so nobody is given content that is newer than what it asked for. Changes of a
 // unit are counted, and an answer waits for those that the reader has
 // announced. A rank that closes a pass without a change that another has waited
-// with since before is an error on all.
+// with since before is an error on all. So are different contents: each rank
+// tells a hash of its new whole, and when two ranks have begun the same pass,
+// what they have changed before must be the same. Not earlier: what one change
+// has made different another may make the same again.
 //
 // When a rank fails, or finds that another has another model, it tells all
 // others: everything under way fails everywhere, with the reason.
 #pragma once
 
+#include <chrono>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -116,6 +120,10 @@ class Exchange {
   // Waits until all ranks have closed it. The units of which some rank has
   // pushed a part, in their order. Once per pass.
   Result<std::vector<std::uint32_t>> wait_closed(std::uint64_t pass);
+  // Waits for that too, at most so long. The ranks that have not closed it yet,
+  // by their numbers in the world.
+  Result<std::vector<int>> missing(std::uint64_t pass,
+                                   std::chrono::milliseconds patience);
 
   // This rank needs the content of the unit as it was no more.
   void announce_change(std::uint32_t unit);
@@ -125,6 +133,11 @@ class Exchange {
                                std::function<Status()> make);
   // The same for who does not wait for it.
   void change_later(std::uint32_t unit, std::function<Status()> make);
+  // What the change that was announced last makes of the whole, as a hash:
+  // ranks compare it. Before change().
+  void note_content(std::uint32_t unit, std::uint64_t hash);
+  // What this rank has noted last of each unit; 0: nothing.
+  std::vector<std::uint64_t> contents() const;
 
   // Serves others until they have called it too.
   Status finish();

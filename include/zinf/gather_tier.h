@@ -28,7 +28,7 @@ namespace zinf {
 
 struct GatherTierOptions {
   // As in ResidencyOptions.
-  std::function<Leave(StateRef, void* owner)> leaving = {};
+  AskLeave leaving = {};
   // Of wholes: kAway lets them leave after each use, up to away_bytes.
   Home home = Home::kBelow;
   std::uint64_t away_bytes = 0;

@@ -52,7 +52,7 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   Status hindrance() const;
 
   // Asks the givers, the last first, until so many bytes were given back or
-  // nothing is left. Returns how many.
+  // nothing is left; then compacts the arena. Returns how many.
   std::uint64_t make_room(std::uint64_t bytes);
 
   // Gives what nobody uses back to the system.
@@ -68,6 +68,8 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
 
  private:
   HostMemory() = default;
+  std::uint64_t ask_givers(std::uint64_t bytes);
+
   struct Parts;
   std::unique_ptr<Parts> parts_;
 };

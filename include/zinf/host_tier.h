@@ -101,6 +101,10 @@ struct HostTierStats {
   DiskSpeed tuned;  // what `zinf io tune` measured; 0 where it has not run
   double io_cpu_seconds = 0;  // of the threads behind NVMe
   std::uint64_t io_requests = 0;
+  // What was hashed to verify NVMe, and the CPU time of all threads for it.
+  std::uint64_t checksum_bytes = 0;
+  double checksum_seconds = 0;
+  BudgetUsage host;  // of the process, the most of it since this tier was made
   // The most that was seen of memory in use that is not this tier's.
   std::uint64_t others_high_bytes = 0;
 };
@@ -111,7 +115,7 @@ class HostTier {
   // `leaving` as in ResidencyOptions.
   static Result<std::shared_ptr<HostTier>> create(
       std::shared_ptr<HostMemory> memory, const HostTierOptions& options,
-      std::function<Leave(StateRef, void* owner)> leaving);
+      AskLeave leaving);
   ~HostTier();
   HostTier(const HostTier&) = delete;
   HostTier& operator=(const HostTier&) = delete;
@@ -151,9 +155,9 @@ class HostTier {
   // serves other ranks: it calls `leaving` too.
   static bool on_own_thread();
 
-  // The files on NVMe lose their names; they are used as before, and gone when
-  // the process is.
-  void unlink_files();
+  // For measurements of what verification costs: see Store::set_verify(). The
+  // tier starts with Verify::kAlways. Without NVMe there is nothing to do.
+  void set_verify(Verify verify);
 
   Residency& residency();
   HostMemory& memory();

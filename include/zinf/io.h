@@ -55,6 +55,7 @@ struct Fault {
     kShort,  // half is transferred, its count comes back
     kTorn,   // half is transferred, `errnum` comes back
     kLost,   // nothing is transferred, but success comes back
+    kFlip,   // reads only: all is transferred, but one bit is another
     kDelay,  // the completion comes `delay` later
     kRate,   // completions come no faster than `bytes_per_second`; always on
     kKill,   // the process ends at once, as by kill -9
@@ -93,6 +94,7 @@ struct Options {
 
 enum class Open : std::uint8_t {
   kExisting,  // must exist; its size stays
+  kReadOnly,  // the same, and nothing is written: for read-only file systems
   kCreate,    // must not exist; gets `bytes`, preallocated
   kReplace,   // as kCreate, but an existing regular file is emptied first; it
               // stays, empty, when there is no room for the new size
@@ -102,6 +104,9 @@ struct OpenOptions {
   Open mode = Open::kExisting;
   std::uint64_t bytes = 0;  // for new files: at least 1
   std::string name = {};    // for messages; empty: the path
+  // A directory's descriptor: the path is a name in it, and no symbolic link
+  // (kReadOnly follows one); -1: the path is a path.
+  int directory = -1;
 };
 
 namespace detail {

@@ -24,4 +24,8 @@ struct Machine {
 // `root` is put before /proc and /sys (for tests).
 Machine inspect_machine(const std::string& root = "");
 
+// What this process can still take: what the system has available, within what
+// its control groups and its resource limits (RLIMIT_AS, RLIMIT_DATA) leave.
+std::uint64_t available_memory(const std::string& root = "");
+
 }  // namespace zinf

@@ -161,12 +161,18 @@ enum class Leave : std::uint8_t {
   kChanged,  // its content was changed without a pin: it must be written first
 };
 
+// Asks the owner of a state that nobody has pinned, before it leaves memory. It
+// may move the content, with the same bytes, to other memory: then `block` is
+// that.
+using AskLeave =
+    std::function<Leave(StateRef state, void* owner, Block& block)>;
+
 struct ResidencyOptions {
   Allocate allocate;                 // memory for states
   std::shared_ptr<Backing> backing;  // null: everything stays in memory
-  // Asked before a state that nobody has pinned leaves memory. Called with the
-  // tier locked: it must not call back, and must not block. None: kDrop.
-  std::function<Leave(StateRef, void* owner)> leaving = {};
+  // Called with the tier locked: it must not call back, and must not block.
+  // None: kDrop.
+  AskLeave leaving = {};
   // Asked for bytes when nothing of this tier can leave memory any more:
   // whether somebody else gave some back.
   std::function<bool(std::uint64_t bytes)> others = {};
@@ -281,6 +287,14 @@ class Residency {
   // The memory of a pinned state; it stays while its owner is held, whatever
   // becomes of the state.
   Block block(const Pin& pin) const;
+  // The state's content is in this memory from now on, where the caller has
+  // copied it. Other pins keep the old memory until they end; renew() leads
+  // such a pin to the new.
+  void replace(Pin& pin, Block block);
+  void renew(Pin& pin) const;
+  // Has `move` put the content elsewhere, with the tier locked. False when
+  // others have it pinned, a move of it is under way, or `move` says so.
+  bool relocate(Pin& pin, const std::function<bool(Block& block)>& move);
 
   bool has_backing() const;
   std::uint64_t away_limit() const;  // see away_limit_bytes

@@ -77,12 +77,14 @@ class SlabPool {
   // Aligned to 4 KiB, from 2 MiB on to 2 MiB and in huge pages where the system
   // gives them. Sizes are rounded up to 4 KiB, never to powers of two; a kept
   // slab is used when at most an eighth of it is left over. kOverBudget when
-  // the budget refuses even after all kept slabs went; kInvalid for 0 bytes or
-  // more than the address space.
+  // the budget refuses even after all kept slabs and what is left over of
+  // others went; kInvalid for 0 bytes or more than the address space.
   Result<Slab> acquire(std::size_t bytes);
 
   // Gives all kept slabs back to the system.
   void trim();
+  // Gives back what is left over of slabs in use; returns how many bytes.
+  std::size_t tighten();
 
   SlabPoolStats stats() const;
 

@@ -73,12 +73,21 @@ enum class Verify : std::uint8_t {
 };
 
 enum class Access : std::uint8_t {
-  kWrite,  // alone: the run directories are locked
-  kRead,   // looks without a lock; damage that allows it is tolerated
+  kWrite,   // alone: the run directories are locked
+  kRead,    // looks without a lock; damage that allows it is tolerated. Nothing
+            // is written, so a read-only file system will do
+  kShared,  // as kRead, but no process writes meanwhile
+};
+
+// Under which names create() makes a store's files.
+enum class Files : std::uint8_t {
+  kNamed,     // volume.zinf in each path, which is the run directory
+  kScratch,   // none, in each path: they are gone with the process
+  kUnlinked,  // none either, until link()
 };
 
 struct StorePath {
-  std::string path;  // the run directory; its parent must exist
+  std::string path;  // the run directory; its parent must exist. See Files
   // Of the disk, for all that the store has in this directory; 0: none.
   std::uint64_t limit_bytes = 0;
   double weight = 0;  // share of the traffic, as GB/s; 0 on any: all measured
@@ -91,6 +100,7 @@ struct StoreOptions {
   Durability durability = Durability::on_save();
   Verify verify = Verify::kOnLoad;
   Access access = Access::kWrite;
+  Files files = Files::kNamed;
   // When the newest version is damaged, open() takes the newest intact one
   // instead of failing, and says so in the log.
   bool fall_back = false;
@@ -168,7 +178,7 @@ struct StoreStats {
   std::uint64_t pieces_put = 0;  // that puts were written in
   std::uint64_t commits = 0;
   double commit_seconds = 0;  // waiting for data, syncing, metadata
-  // Cost of the checksums, on the threads that put and got.
+  // What puts and gets have hashed, and the CPU time of their threads for it.
   std::uint64_t checksum_bytes = 0;
   double checksum_seconds = 0;
   std::vector<std::uint64_t> volume_bytes_put;  // per path: the striping
@@ -223,13 +233,21 @@ class Store {
 
   // Makes the run directories (0700) and volumes (0600) and reserves all space
   // on the disks; a disk that is too small is refused (kNoSpace, with what each
-  // path needs and has) and nothing is left behind.
+  // path needs and has) and nothing is left behind. A run directory that exists
+  // already must be this user's, writable to nobody else and not in use
+  // (kPermission), and hold no store (kInvalid).
   static Result<std::unique_ptr<Store>> create(const StoreOptions& options);
 
   // Opens what was created, at its newest version. The paths may come in any
   // order but must all be there. In use by another process: kPermission, with
   // its pid.
   static Result<std::unique_ptr<Store>> open(const StoreOptions& options);
+
+  // Gives a store of Files::kUnlinked, in one path, its run directory: `path`,
+  // which must not exist (kInvalid). The directory appears with everything that
+  // was committed; after this a power loss does not take it away. On failure
+  // nothing is left behind. Nothing is put afterwards.
+  Status link(const std::string& path);
 
   ~Store();  // waits for what is under way; commits nothing
   Store(const Store&) = delete;
@@ -308,6 +326,10 @@ class Store {
   using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
   Result<std::vector<Damage>> verify(const Progress& progress = {});
 
+  // Replaces StoreOptions::verify for puts and gets that begin from now on. A
+  // get does not compare what was put with Verify::kNever.
+  void set_verify(Verify verify);
+
   // Memory for puts and gets that the kernel maps once (see io::Registration).
   std::vector<io::Registration> register_memory(std::span<std::byte> memory);
 
@@ -325,18 +347,24 @@ class Store {
 struct FoundStore {
   std::string path;
   std::uint64_t bytes = 0;  // on the disk
-  int owner = 0;            // pid of the process that has it locked; 0: stale
+  int owner = 0;            // pid of the process that has it locked; 0: stale;
+                            // -1: in use, but by which is not known
   int volume = 0;           // which of
   int num_volumes = 0;      // so many; 0 when its header cannot be read
+  // Of a run or a save that was killed before it had a store: nothing can be
+  // read from it. It may be a file.
+  bool leftover = false;
+  std::uint64_t inode = 0;  // of the path
 };
 
 // The run directories at and up to five levels below `directory`, in order of
 // their paths.
-// Directories that cannot be read are left out.
+// Directories that cannot be read are left out, symbolic links not followed.
 std::vector<FoundStore> find_stores(const std::string& directory);
 
 // Removes a stale run directory: what a store put there, then the directory if
-// it is empty. kPermission, with the owner's pid, when it is locked.
-Status remove_store(const std::string& path);
+// it is empty. kPermission when it is locked (with the owner's pid), when it is
+// another user's (root may), and when something else has its path now.
+Status remove_store(const FoundStore& found);
 
 }  // namespace zinf

@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +28,23 @@ namespace py = pybind11;
 
 namespace zinf {
 namespace {
+
+// What an operator cannot do is a RuntimeError in Python, whatever the code.
+template <class Call>
+auto like_operator(Call call) {
+  try {
+    return call();
+  } catch (const Error& error) {
+    throw std::runtime_error(error.what());
+  }
+}
+
+std::optional<std::uintptr_t> own_address(Unit* unit) {
+  if (unit == nullptr) return {};
+  void* address = like_operator([&] { return unit->own_address(); });
+  if (address == nullptr) return {};
+  return reinterpret_cast<std::uintptr_t>(address);
+}
 
 py::dict stats_of(Manager& manager) {
   EngineStats stats;
@@ -59,6 +77,8 @@ py::dict stats_of(Manager& manager) {
       stats.nvme_tuned_write_bytes_per_second;
   dict["nvme_cpu_seconds"] = stats.nvme_cpu_seconds;
   dict["nvme_requests"] = stats.nvme_requests;
+  dict["nvme_checksum_bytes"] = stats.nvme_checksum_bytes;
+  dict["nvme_checksum_cpu_seconds"] = stats.nvme_checksum_cpu_seconds;
   dict["updated_parameters"] = stats.updated_parameters;
   dict["update_cpu_seconds"] = stats.update_cpu_seconds;
   dict["step_seconds"] = stats.step_seconds;
@@ -68,7 +88,6 @@ py::dict stats_of(Manager& manager) {
   dict["step_bytes_read"] = stats.step_bytes_read;
   dict["step_bytes_written"] = stats.step_bytes_written;
   dict["step_prefetched"] = stats.step_prefetched;
-  dict["step_waits"] = stats.step_waits;
   dict["deviations"] = stats.deviations;
   dict["plan_seconds"] = stats.plan_seconds;
   dict["planned_step_seconds"] = stats.planned_step_seconds;
@@ -145,6 +164,14 @@ void bind_engine(py::module_& module) {
            py::arg("deterministic"))
       .def_property_readonly("ranks", &Manager::ranks,
                              py::return_value_policy::reference_internal)
+      .def_property_readonly(
+          "nvme",
+          [](const Manager& self) {
+            std::vector<std::string> paths;
+            for (const NvmePath& path : self.options().tier.nvme)
+              paths.push_back(path.path);
+            return paths;
+          })
       .def("begin_init",
            [](std::shared_ptr<Manager> self) {
              InitMode::begin(std::move(self));
@@ -167,7 +194,16 @@ void bind_engine(py::module_& module) {
           Released())
       .def("adopt_offered", &Manager::adopt_offered, Released())
       .def(
-          "close", [](Manager& self) { close_manager(self); }, Released())
+          "close",
+          [](Manager& self, const std::string& ending) {
+            close_manager(self, ending == "discard" ? Ending::kDiscard
+                                : ending == "keep what fits"
+                                    ? Ending::kKeepWhatFits
+                                    : Ending::kKeepAll);
+          },
+          Released())
+      .def_property_readonly("closed", &Manager::closed)
+      .def_static("live", &Manager::live, "All that are not closed.")
       .def("fail", &Manager::fail)
       .def("heal", &Manager::heal)
       .def("abandon_updates", &Manager::abandon_updates, Released())
@@ -183,8 +219,12 @@ void bind_engine(py::module_& module) {
           "check_device_memory",
           [](Manager& self) { check_device_memory(self); }, Released())
       .def("count_step", &Manager::count_step, Released())
-      .def("unlink_files", &Manager::unlink_files, Released())
-      .def("stats", &stats_of);
+      .def("wait_for_updates", &Manager::wait_for_updates, Released())
+      .def("stats", &stats_of)
+      .def("step_waits", [](Manager& self) {
+        py::gil_scoped_release released;
+        return engine_stats(self).step_waits;
+      });
 
   py::class_<Need>(module, "Need", "What engine.probe() has found.")
       .def_readonly("least_bytes", &Need::least_bytes,
@@ -200,6 +240,8 @@ void bind_engine(py::module_& module) {
   py::class_<Probe, std::shared_ptr<Probe>>(module, "Probe")
       .def_static("begin", &Probe::begin, Released())
       .def_static("under_way", &Probe::under_way)
+      .def("hold_states", &Probe::hold_states, py::arg("fresh"), py::kw_only(),
+           py::arg("split"), Released())
       .def("step", &Probe::step, py::kw_only(), py::arg("due"),
            py::arg("fresh"), py::arg("split"), Released())
       .def("update", &Probe::update, py::arg("parameter"), py::kw_only(),
@@ -224,6 +266,26 @@ void bind_engine(py::module_& module) {
     return Unit::of(tensor) != nullptr;
   });
 
+  module.def("dispatch_keys", [] {
+    return std::vector<std::string>{c10::toString(kOuterKey),
+                                    c10::toString(kInnerKey)};
+  });
+  module.def("install_fault_handler", &install_fault_handler);
+  module.def("remove_fault_handler", &remove_fault_handler);
+  module.def("address_of_tensor", [](const at::Tensor& tensor) {
+    Unit* unit = Unit::of(tensor);
+    std::optional<std::uintptr_t> address;
+    if (unit != nullptr && tensor.numel() > 0) address = own_address(unit);
+    if (address) *address += tensor.storage_offset() * tensor.itemsize();
+    return address;
+  });
+  module.def("address_of_storage", [](const at::Storage& storage) {
+    return own_address(Unit::of(storage.unsafeGetStorageImpl()));
+  });
+  module.def("hold_content_for", [](const at::Tensor& tensor) {
+    Unit* unit = Unit::of(tensor);
+    if (unit != nullptr) like_operator([&] { unit->hold_for(tensor); });
+  });
   module.def("has_keys", [](const at::Tensor& tensor) {
     return tensor.key_set().has(kOuterKey);
   });
@@ -232,21 +294,64 @@ void bind_engine(py::module_& module) {
     c10::impl::ExcludeDispatchKeyGuard guard(kOuterKey);
     return at::empty({0}, tensor.options());
   });
-  module.def("release", &release_tensor, Released());
+  module.def("release", &release_from_budget, Released());
   using Named = std::tuple<std::string, std::string, at::Tensor,
                            std::shared_ptr<SplitMaster>>;
+  auto named_tensors = [](const std::vector<Named>& tensors) {
+    std::vector<NamedTensor> named;
+    for (const auto& [unit, state, tensor, split] : tensors) {
+      named.push_back({unit, state, tensor, split});
+    }
+    return named;
+  };
   module.def(
       "save_tensors",
-      [](const std::string& path, const std::vector<Named>& tensors,
-         std::uint64_t step, const std::string& extra) {
-        std::vector<NamedTensor> named;
-        for (const auto& [unit, state, tensor, split] : tensors) {
-          named.push_back({unit, state, tensor, split});
-        }
+      [=](const std::string& path, const std::vector<Named>& tensors,
+          std::uint64_t step, const std::string& extra) {
+        std::vector<NamedTensor> named = named_tensors(tensors);
         py::gil_scoped_release released;
         throw_if_error(save_tensors(path, named, step, extra));
       },
       py::arg("path"), py::arg("tensors"), py::arg("step"), py::arg("extra"));
+  py::class_<WrittenTensors>(module, "WrittenTensors")
+      .def(py::init([=](const std::string& parent,
+                        const std::vector<Named>& tensors, std::uint64_t step,
+                        const std::string& extra) {
+             std::vector<NamedTensor> named = named_tensors(tensors);
+             py::gil_scoped_release released;
+             auto written = WrittenTensors::write(parent, named, step, extra);
+             throw_if_error(written.status());
+             return std::move(written).value();
+           }),
+           py::arg("parent"), py::arg("tensors"), py::arg("step"),
+           py::arg("extra"))
+      .def("link", [](WrittenTensors& self, const std::string& path) {
+        py::gil_scoped_release released;
+        throw_if_error(self.link(path));
+      });
+  using tier::NewDirectory;
+  using tier::NewParents;
+  py::class_<NewParents>(module, "NewParents")
+      .def(py::init([](const std::string& path) {
+        auto parents = NewParents::make(path);
+        throw_if_error(parents.status().in("save"));
+        return std::make_unique<NewParents>(std::move(parents).value());
+      }))
+      .def("keep", &NewParents::keep)
+      .def("remove", &NewParents::remove);
+  py::class_<NewDirectory>(module, "NewDirectory")
+      .def(py::init([](const std::string& path) {
+        auto directory = NewDirectory::make(path);
+        throw_if_error(directory.status().in("save"));
+        return std::make_unique<NewDirectory>(std::move(directory).value());
+      }))
+      .def_property_readonly("path", &NewDirectory::path)
+      .def("publish",
+           [](NewDirectory& self) {
+             py::gil_scoped_release released;
+             throw_if_error(self.publish().in("save"));
+           })
+      .def("remove", &NewDirectory::remove);
   py::class_<TensorReader>(module, "TensorReader")
       .def(py::init([](const std::string& path) {
         auto reader = TensorReader::open(path);

@@ -11,6 +11,7 @@
 
 #include "adapters/torch/device_link.h"
 #include "adapters/torch/error.h"
+#include "adapters/torch/manager.h"
 #include "python/src/bindings.h"
 #include "zinf/fault_injector.h"
 
@@ -29,10 +30,12 @@ io::Operation operation_of(const std::string& name) {
 
 io::Fault::Kind kind_of(const std::string& name) {
   using Kind = io::Fault::Kind;
-  constexpr std::array<std::pair<const char*, Kind>, 4> kKinds = {
+  constexpr std::array<std::pair<const char*, Kind>, 6> kKinds = {
       {{"error", Kind::kError},
        {"short", Kind::kShort},
        {"torn", Kind::kTorn},
+       {"lost", Kind::kLost},
+       {"flip", Kind::kFlip},
        {"kill", Kind::kKill}}};
   for (const auto& [known, kind] : kKinds) {
     if (name == known) return kind;
@@ -56,11 +59,22 @@ void skip_device_waits(const std::vector<std::string>& names) {
   std::ranges::copy(skipped, skipped_waits);
 }
 
+void set_verify(Manager& manager, const std::string& when) {
+  if (when != "always" && when != "never") {
+    throw Error(Status::error(Code::kInvalid,
+                              "verify is always or never, not " + when));
+  }
+  manager.tier().set_verify(when == "always" ? Verify::kAlways
+                                             : Verify::kNever);
+}
+
 }  // namespace
 
 void bind_faults(py::module_& module) {
   module.def("_skip_device_waits", &skip_device_waits,
              "For tests: waits of copies that are left out from now on.");
+  module.def("_set_verify", &set_verify,
+             "For measurements: whether reads of NVMe are verified.");
   using io::FaultInjector;
   py::class_<FaultInjector, std::shared_ptr<FaultInjector>>(
       module, "_FaultInjector",

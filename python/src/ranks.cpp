@@ -18,6 +18,11 @@ namespace py = pybind11;
 
 namespace zinf {
 
+// Empty when there is none.
+static std::string failure_of(const Status& status) {
+  return status.ok() ? "" : status.text();
+}
+
 void bind_ranks(py::module_& module) {
   using Released = py::call_guard<py::gil_scoped_release>;
   py::class_<Ranks, std::unique_ptr<Ranks, py::nodelete>>(
@@ -28,7 +33,8 @@ void bind_ranks(py::module_& module) {
            py::arg("update"), py::arg("how"), Released())
       .def("begin_step", &Ranks::begin_step, py::arg("due"), py::arg("how"),
            Released())
-      .def("meet", &Ranks::meet, "Waits for all ranks.", Released())
+      .def("meet", &Ranks::meet, py::arg("what"), py::arg("seconds"),
+           "Waits for all ranks.", Released())
       .def("end_step", &Ranks::end_step, py::arg("updated"), Released())
       .def("forget_sums", &Ranks::forget_sums, Released())
       .def("count_step", &Ranks::count_step)
@@ -49,13 +55,15 @@ void bind_ranks(py::module_& module) {
             throw_if_error(self.gather().exchange().status());
           },
           "Raises when the group has failed.")
+      .def(
+          "failure",
+          [](Ranks& self) {
+            return failure_of(self.gather().exchange().status());
+          },
+          "What the group has failed with, or an empty text.")
       .def("finish", [](Ranks& self) {
-        std::string text;
-        {
-          py::gil_scoped_release released;
-          text = self.finish().text();
-        }
-        return text;
+        py::gil_scoped_release released;
+        return failure_of(self.finish());
       });
   module.def(
       "broadcast",

@@ -21,7 +21,8 @@ if torch.__version__ != TORCH_VERSION:
     )
 
 from zinf import _C
-from zinf._C import BudgetError, Need
+from zinf._budget import BudgetError
+from zinf._C import Need
 from zinf._plan import Plan
 from zinf.engine import Engine
 from zinf.optim import AdamW

@@ -43,7 +43,13 @@ class BackwardUpdate:
             asked = reference()
             return "" if asked is None else asked._how()
 
-        self._passes = _C.BackwardUpdate(micro_batches, update, fail, how)
+        def finish() -> None:
+            if (interrupted := reference()) is not None:
+                if interrupted._backward.begun():
+                    interrupted._finish_step()
+                interrupted.zero_grad()
+
+        self._passes = _C.BackwardUpdate(micro_batches, update, fail, how, finish)
         self._group_of = WeakIdKeyDictionary()  # the index of each parameter's group
 
     def watch(self, index: int, group: dict[str, Any]) -> None:
@@ -52,6 +58,7 @@ class BackwardUpdate:
             _optimizers[parameter] = self._optimizer
             if parameter.requires_grad and parameter not in self._group_of:
                 parameter.register_post_accumulate_grad_hook(self._on_gradient)
+                self._passes.watch(parameter)
             self._group_of[parameter] = index
 
     def _check_alone(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -77,10 +84,19 @@ class BackwardUpdate:
         """Whether there was a backward pass since the last step."""
         return self._passes.begun()
 
+    def interrupted(self) -> bool:
+        """Whether there was a SIGINT since the first update of the last step."""
+        return self._passes.interrupted()
+
+    def fixed_options(self, groups: Sequence[_C.AdamOptions]) -> list[_C.AdamOptions]:
+        """What the updates inside backward have used, where there were any."""
+        return self._passes.fixed_options(groups)
+
     def end_step(self, updated: Sequence[torch.Tensor] = ()) -> None:
         """step() has updated the rest, or a good state was loaded."""
         self._passes.end_step(updated)
 
+    @torch._disable_dynamo  # compiled autograd would trace it
     @torch.no_grad()
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         optimizer = self._optimizer()
@@ -103,7 +119,6 @@ class BackwardUpdate:
         optimizer._prepare([parameter], check=False)
         self._update(optimizer, parameter)
 
-    @torch.no_grad()
     def update_deferred(self, parameters: Sequence[torch.Tensor]) -> None:
         """Those that wait until the end of a pass, or until other ranks have their gradients too.
 
@@ -113,9 +128,10 @@ class BackwardUpdate:
         if optimizer is None or _C.Probe.under_way() is not None:
             return
         mine = [parameter for parameter in parameters if parameter in self._group_of]
-        optimizer._prepare(mine)
-        for parameter in mine:
-            self._update(optimizer, parameter)
+        with _C.HeldInterrupts(), torch.no_grad():
+            optimizer._prepare(mine)
+            for parameter in mine:
+                self._update(optimizer, parameter)
 
     def _update(self, optimizer: AdamW, parameter: torch.Tensor) -> None:
         index = self._group_of[parameter]

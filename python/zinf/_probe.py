@@ -28,6 +28,8 @@ def measure(engine: Engine, step: Callable[[], Any]) -> _C.Need:
     with _unchanged(models, optimizers):
         probe = _C.Probe.begin(engine._manager, parameters, buffers)
         try:
+            for optimizer in optimizers:
+                optimizer._hold_states(probe)
             step()
             for optimizer in optimizers:
                 optimizer.step()

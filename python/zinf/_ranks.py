@@ -137,9 +137,22 @@ def end_rank(ranks: _C.Ranks) -> None:
     """At the end of the process: others may need slices until they end too."""
     error = getattr(sys, "last_value", None)  # what nobody has caught
     if error is None:
-        ranks.finish()
+        failure = ranks.finish()
     else:
+        failure = ranks.failure()
         ranks.fail(f"{type(error).__name__}: {error}")
+    if failure and failure not in str(error):  # the script has not heard of it
+        print(f"zinf: {failure}", file=sys.stderr, flush=True)
+
+
+def patience() -> float:
+    """How many seconds save() and load() wait for ranks that do not call them.
+
+    A little less than any collective of the default group waits: a rank may stand in one of those.
+    """
+    backends = [dist.group.WORLD._get_backend(device) for device in dist.group.WORLD._device_types]
+    timeouts = [backend.options._timeout for backend in backends if hasattr(backend, "options")]
+    return 0.75 * min(timeouts, default=dist.default_pg_timeout).total_seconds()
 
 
 def check_all_split(parameters: Sequence[torch.Tensor]) -> None:

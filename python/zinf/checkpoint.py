@@ -7,7 +7,6 @@ import functools
 import io
 import os
 import pickle
-import shutil
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +15,7 @@ import torch
 from zinf import _C
 from zinf._parts import Parts, folder_name, folders_in
 from zinf._random import random_states, set_random_states
-from zinf._ranks import short_hash
+from zinf._ranks import patience, short_hash
 from zinf._states import NARROW
 
 if TYPE_CHECKING:
@@ -30,10 +29,19 @@ def save(
     path: str, manager: _C.Manager, models: list[torch.nn.Module], optimizers: list[AdamW], extra: Any
 ) -> None:
     if manager.ranks is None:
+        _check_models(models)
         _C.save_tensors(path, *_content(models, optimizers, extra))
     else:
         slices = manager.ranks.num_slices
-        _save_slices(path, manager.ranks, lambda: _content(models, optimizers, extra, slices))
+        _save_slices(path, manager.ranks, models, lambda: _content(models, optimizers, extra, slices))
+
+
+def _check_models(models: list[torch.nn.Module]) -> None:
+    if not _model_tensors(models):
+        raise RuntimeError(
+            "save: the engine has no model, so there is nothing to write: a model is built inside init() or "
+            "given to adopt(), and kept in a variable until save() has returned"
+        )
 
 
 def _content(
@@ -67,42 +75,61 @@ def _content(
     return tensors, step, _encode_meta(meta)
 
 
-def _save_slices(path: str, ranks: _C.Ranks, content: Callable[[], tuple[list[Any], int, bytes]]) -> None:
-    """A store per rank; the directory has its name when all of them are whole."""
+def _save_slices(
+    path: str,
+    ranks: _C.Ranks,
+    models: list[torch.nn.Module],
+    content: Callable[[], tuple[list[Any], int, bytes]],
+) -> None:
+    """A store per rank; the directory has its name when all of them are whole and on the disk."""
     _meet(ranks, "save", path)
-    unfinished = f"{path}.unfinished"
-    folder = os.path.join(unfinished, folder_name(ranks.rank, ranks.size))
-
+    _together(ranks, lambda: _check_models(models))
     is_replica = ranks.rank >= ranks.num_slices  # the first group has all slices
+    parents: _C.NewParents | None = None
+    directory: _C.NewDirectory | None = None
 
-    def write() -> None:
+    def write() -> _C.WrittenTensors:
         tensors, step, data = content()
         tensors = [each for each in tensors if each[2].numel() > 0]
         if is_replica:
             tensors = [each for each in tensors if each[1] == "buffer"]
-        _C.save_tensors(folder, tensors, step, data)
+        return _C.WrittenTensors(os.path.dirname(os.path.abspath(path)), tensors, step, data)
 
-    _on_first(ranks, lambda: _make_room_for(path, unfinished))
-    ranks.flush()
-    _together(ranks, write)
-    _on_first(ranks, lambda: os.rename(unfinished, path))
+    try:
+        parents = _on_first(ranks, lambda: _C.NewParents(path))
+        ranks.flush()
+        written = _together(ranks, write)
+        directory = _on_first(ranks, lambda: _C.NewDirectory(path))
+        unfinished = _path_on_first(ranks, path, directory)
+        folder = os.path.join(unfinished, folder_name(ranks.rank, ranks.size))
+        _together(ranks, lambda: written.link(folder))
+        _on_first(ranks, lambda: directory.publish())  # type: ignore[union-attr]
+    except BaseException:
+        if directory is not None:
+            directory.remove()
+        if parents is not None:
+            parents.remove()
+        raise
+    if parents is not None:
+        parents.keep()
+
+
+def _path_on_first(ranks: _C.Ranks, path: str, directory: _C.NewDirectory | None) -> str:
+    """Where the first rank has made the directory: its name ends with 16 digits that cannot be guessed."""
+    digits = "0" * 16 if directory is None else directory.path[-16:]
+    halves = [ranks.sum(float(int(half, 16))) for half in (digits[:8], digits[8:])]
+    return f"{os.path.abspath(path)}.unfinished-" + "".join(f"{int(half):08x}" for half in halves)
 
 
 def _meet(ranks: _C.Ranks, what: str, path: str) -> None:
     """Raises on all ranks when one of them does something else, or elsewhere."""
     end = path if len(path) <= 24 else f"...{path[-21:]}"
-    ranks.meet(f'engine.{what}("{end}"), {short_hash(path)}')
+    ranks.meet(f'engine.{what}("{end}"), {short_hash(path)}', patience())
 
 
-def _make_room_for(path: str, unfinished: str) -> None:
-    if os.path.exists(path):
-        raise ValueError(f"save: {path} exists already: remove it, or choose another name")
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
-    os.makedirs(unfinished)
-
-
-def _on_first(ranks: _C.Ranks, do: Callable[[], None]) -> None:
-    _together(ranks, do if ranks.rank == 0 else lambda: None)
+def _on_first(ranks: _C.Ranks, do: Callable[[], _T]) -> _T | None:
+    """What it gives on the first rank; None on the others."""
+    return _together(ranks, do if ranks.rank == 0 else lambda: None)
 
 
 def _together(ranks: _C.Ranks | None, do: Callable[[], _T]) -> _T:

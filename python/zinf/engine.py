@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import math
 import numbers
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,9 +19,10 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
-from zinf import _C, _constructors, checkpoint
+from zinf import _C, _addresses, _constructors, _faults, _higher_order, _readers, _writers, checkpoint
 from zinf._plan import Plan
 from zinf._plan import make as make_plan
 from zinf._probe import measure
@@ -31,7 +34,9 @@ if TYPE_CHECKING:
 
     from zinf.optim import AdamW
 
-_engines: set[Engine] = set()  # that are not closed
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()  # that are not closed
+_engine_of_module = WeakIdKeyDictionary()  # which lives as long as the module
+_with_ranks: set[Engine] = set()  # that are not closed: ranks must end together
 _building: list[Engine] = []  # engines whose init() is entered, in any thread
 
 
@@ -40,7 +45,7 @@ class Engine:
 
     host_memory: budget for states in host memory: bytes (4e9), or a text such as "4GB" or "512MiB".
     device_memory: budget for units on the accelerator, where there is one.
-    nvme: a directory on a fast disk, or several; a private folder is made there and removed at the end.
+    nvme: a directory on a fast disk, or several; files there have no names and go with the process.
         "PATH:500GB" takes no more space than that. "{local_rank}" is replaced by the process's LOCAL_RANK.
     weights, states: "auto", "host" or "nvme": where weights (with their gradients) and optimizer states live.
     evict: "auto", or "always" to drop every unit after each use (for tests).
@@ -79,7 +84,14 @@ class Engine:
         partition_group: int | None = None,
         deterministic: str = "ranks",
     ):
+        if _C.Manager.live():
+            gc.collect()  # an older engine may wait for it, such as one of a notebook's cell that runs again
         _constructors.accept_managed()
+        _addresses.tell_own()
+        _writers.write_piece_by_piece()
+        _readers.read_into_mapped_files(_smallest_budget)
+        _higher_order.pass_over_keys()
+        _faults.stay_first()
         _hook_registrations()
         self._manager = _C.Manager(
             host_memory=_size(host_memory, "host_memory"),
@@ -101,12 +113,27 @@ class Engine:
         self._modules: list[weakref.ref[torch.nn.Module]] = []  # in the order of their coming
         self._released: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         _engines.add(self)
+        if self._manager.ranks is not None:
+            _with_ranks.add(self)
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return "zinf.Engine(closed)"
+        stats = self.stats()
+        limit, weights = (stats[name] / (1 << 20) for name in ("host_limit_bytes", "weights_bytes"))
+        return (
+            f"zinf.Engine(host_memory={limit:.1f} MiB, nvme={self._manager.nvme}, "
+            f"{stats['managed']} units, {weights:.1f} MiB of weights)"
+        )
 
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is None:
+            self.close()
+        elif not self._closed:
+            self._close_after(error)
 
     @contextlib.contextmanager
     def init(self) -> Iterator[None]:
@@ -138,9 +165,7 @@ class Engine:
         self._check_open()
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"adopt() takes a torch.nn.Module, not a {type(model).__name__}")
-        for name, parameter in model.named_parameters():
-            if _C.manager_of(parameter) not in (None, self._manager):
-                raise ValueError(f"{name} is managed by another engine: release the model there first")
+        self._take_over(model)
         for module in model.modules():
             self._released.discard(module)
         share_model(self._manager, model)
@@ -152,7 +177,8 @@ class Engine:
     def release(self, model: torch.nn.Module) -> torch.nn.Module:
         """Makes it a plain model again, in memory, with its gradients and optimizer states; returns it.
 
-        Raises when it does not fit in memory; it is managed as before then.
+        The machine's memory is the limit, not host_memory. Raises when it does not fit; it is managed as
+        before then.
         """
         parameters = list(model.parameters())
         if not any(_C.manager_of(parameter) is self._manager for parameter in parameters):
@@ -181,32 +207,58 @@ class Engine:
                     if name != "step":
                         _C.adopt_state(parameter, value, name)
             raise
-        for module in model.modules():
-            self._released.add(module)
+        self._let_go_of(model)
         return model
 
-    def close(self) -> None:
+    def close(self, *, discard: bool = False) -> None:
         """Gives everything back: models are plain models again, the folders on NVMe are gone.
 
-        What does not fit in memory raises when it is touched afterwards.
+        The machine's memory is the limit, not host_memory. Where it is too little, BudgetError is raised and
+        the engine is open as before.
+        discard: nothing is given back; what was managed raises when it is touched afterwards.
         """
+        self._close("discard" if discard else "keep all")
+
+    def _close_after(self, error: BaseException) -> None:
+        """Keeps what fits: the exception that is on its way is what matters."""
+        try:
+            self._close("keep what fits")
+        except Exception as failure:
+            error.add_note(f"zinf: {failure}")
+
+    def _close(self, ending: str) -> None:
         if self._closed:
             return
         if self in _building:
             raise RuntimeError("close() inside init(): leave the `with engine.init():` block first")
         if _C.Probe.under_way() is not None:
             raise RuntimeError("close() inside probe(): call it when probe() has returned")
+        try:
+            self._manager.close(ending)
+        finally:
+            if self._manager.closed:
+                self._note_closed()
+
+    def _note_closed(self) -> None:
         self._closed = True
         _engines.discard(self)
-        self._manager.close()
+        _with_ranks.discard(self)
+        for known in self._modules:
+            module = known()
+            if module is not None and _engine_of_module.get(module) is self:
+                del _engine_of_module[module]
         for model in self._roots():
             for parameter in model.parameters():
                 if not _C.is_managed(parameter):
                     _C.release(parameter)
 
-    def stats(self) -> dict[str, Any]:
-        """Counts and bytes so far: see docs/python.md."""
+    def stats(self) -> dict[str, float]:
+        """Counts, bytes and seconds so far, all of them numbers: see docs/python.md."""
         return self._manager.stats()
+
+    def step_waits(self) -> list[tuple[str, float]]:
+        """The five states that the last step has waited for longest, with seconds."""
+        return self._manager.step_waits()
 
     def probe(self, step: Callable[[], Any]) -> _C.Need:
         """Runs a training step and says the least host_memory with which it works; nothing is trained.
@@ -264,7 +316,10 @@ class Engine:
         return make_plan(self, cluster, precision, recompute, tokens, what_if, changes)
 
     def save(self, path: str | os.PathLike[str], extra: Any = None) -> None:
-        """Writes weights, buffers, optimizer states, RNG states and `extra` to a new directory.
+        """Writes weights, buffers, states of zinf.AdamW, RNG states and `extra` to a new directory.
+
+        A warning says what it leaves out: states of other optimizers, and parameters of a model that does
+        not exist any more. Without any model it raises.
 
         extra: tensors, numbers, texts, None, numpy's numbers and arrays of numbers; lists, tuples and
         dictionaries of these.
@@ -273,7 +328,10 @@ class Engine:
             >>> engine.save("run/step-100", extra={"epoch": 3})
         """
         self._check_open()
-        checkpoint.save(os.fspath(path), self._manager, self._roots(), self._optimizers(), extra)
+        models = self._roots()
+        checkpoint.save(os.fspath(path), self._manager, models, self._optimizers(), extra)
+        for what in self._left_out(models):
+            warnings.warn(f"save() has left out {what}", stacklevel=2)
 
     def load(self, path: str | os.PathLike[str], only: str | None = None) -> tuple[int, Any]:
         """Brings back what save() has written, into the same models; returns (step, extra).
@@ -308,6 +366,32 @@ class Engine:
     def _note_module(self, module: torch.nn.Module) -> None:
         if all(known() is not module for known in self._modules):
             self._modules.append(weakref.ref(module))
+        _engine_of_module[module] = self
+
+    def _let_go_of(self, model: torch.nn.Module) -> None:
+        for module in model.modules():
+            self._released.add(module)
+            if _engine_of_module.get(module) is self:
+                del _engine_of_module[module]
+
+    def _take_over(self, model: torch.nn.Module) -> None:
+        """What an older engine manages moves here, one parameter after the other."""
+        theirs = [
+            (name, parameter, manager)
+            for name, parameter in model.named_parameters()
+            if (manager := _C.manager_of(parameter)) not in (None, self._manager)
+        ]
+        if theirs and (self._manager.ranks is not None or any(each[2].ranks is not None for each in theirs)):
+            raise ValueError(
+                f"{theirs[0][0]} is managed by another engine, with ranks: release the model there first"
+            )
+        for name, parameter, manager in theirs:
+            if (older := engine_of_manager(manager)) is not None:
+                older._let_go_of(model)
+            if parameter.grad is not None:
+                _C.release(parameter.grad)
+            _C.release(parameter)
+            self._manager.adopt_parameters([(name, parameter)])
 
     def _roots(self) -> list[torch.nn.Module]:
         """The models: modules that are in no other, without those that were released."""
@@ -324,6 +408,26 @@ class Engine:
             for optimizer in live_optimizers()
             if any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
         ]
+
+    def _left_out(self, models: list[torch.nn.Module]) -> Iterator[str]:
+        """What save() does not write of what this engine has trained."""
+        for optimizer in _others:
+            if _has_tensors(optimizer) and any(
+                _C.manager_of(p) is self._manager for p in parameters_of(optimizer)
+            ):
+                name = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+                yield (
+                    f"the states of {name}: keep its state_dict() in a file of your own, or use zinf.AdamW, "
+                    "whose states are saved"
+                )
+        kept = {id(parameter) for model in models for parameter in model.parameters()}
+        trained = [p for optimizer in (*live_optimizers(), *_others) for p in parameters_of(optimizer)]
+        lost = {id(p) for p in trained if id(p) not in kept and _C.manager_of(p) is self._manager}
+        if lost:
+            yield (
+                f"{len(lost)} parameters that an optimizer updates but no model has: keep the model in a "
+                "variable until save() has returned"
+            )
 
     def _adopt_parameters(self, model: torch.nn.Module) -> bool:
         """False when one of them could not be taken."""
@@ -346,6 +450,7 @@ class Engine:
 
 
 _live: list[weakref.ref[AdamW]] = []  # zinf optimizers, in the order of their making
+_others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # that have begun a step
 
 
 def note_optimizer(optimizer: AdamW) -> None:
@@ -355,6 +460,36 @@ def note_optimizer(optimizer: AdamW) -> None:
 
 def live_optimizers() -> list[AdamW]:
     return [optimizer for known in _live if (optimizer := known()) is not None]
+
+
+def open_engines() -> list[Engine]:
+    return list(_engines)
+
+
+def other_optimizers() -> list[torch.optim.Optimizer]:
+    """Those that are not zinf's and have begun a step."""
+    return list(_others)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _has_tensors(optimizer: torch.optim.Optimizer) -> bool:
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    return any(isinstance(value, torch.Tensor) for value in values)
+
+
+def _smallest_budget() -> tuple[int, str | None]:
+    """host_memory, and a directory on NVMe; (0, None) without an engine that has one."""
+    return min(
+        (
+            (engine.stats()["host_limit_bytes"], path)
+            for engine in _engines
+            for path in engine._manager.nvme[:1]
+        ),
+        default=(0, None),
+    )
 
 
 def engine_of(tensor: torch.Tensor) -> Engine | None:
@@ -421,8 +556,16 @@ def _hook_registrations() -> bool:
 
     register_module_parameter_registration_hook(on_parameter)
     register_module_module_registration_hook(on_module)
+    register_optimizer_step_pre_hook(_note_other)
     register_optimizer_step_post_hook(_count_step)
     return True
+
+
+def _note_other(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    from zinf.optim import AdamW
+
+    if _engines and not isinstance(optimizer, AdamW):
+        _others.add(optimizer)
 
 
 def _count_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -431,8 +574,7 @@ def _count_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
 
     if not _engines or isinstance(optimizer, AdamW):  # which counts its own
         return
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for manager in _C.managers_of(parameters):
+    for manager in _C.managers_of(parameters_of(optimizer)):
         if manager is not None and manager.ranks is None:
             manager.count_step()
 
@@ -447,9 +589,9 @@ def _refuse_replicas(module: torch.nn.Module, child: torch.nn.Module | None) -> 
 
 
 @atexit.register
-def _remove_files() -> None:
-    # The process ends: nothing is brought back into memory, only the files go.
-    for engine in list(_engines):
-        if engine._manager.ranks is not None:
-            end_rank(engine._manager.ranks)
-        engine._manager.unlink_files()
+def _end_updates() -> None:
+    # The process ends: nothing is brought back into memory.
+    for manager in _C.Manager.live():
+        if manager.ranks is not None:
+            end_rank(manager.ranks)
+        manager.wait_for_updates()

@@ -16,6 +16,7 @@ from zinf._states import NARROW, copied
 from zinf.engine import engine_of_manager, note_optimizer, whole_number
 
 _TYPES = (torch.float32, *NARROW)
+_WRONG_TYPE = "zinf.AdamW takes float32, bfloat16 and float16"
 _OPTIONS = ("max_grad_norm", "master", "update", "micro_batches", "_failure")  # in copies
 
 
@@ -54,19 +55,32 @@ class AdamW(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
+        for parameter in self.param_groups[-1]["params"]:
+            if parameter.requires_grad and parameter.dtype not in _TYPES:
+                self.param_groups.pop()
+                raise ValueError(f"{_WRONG_TYPE}, not {parameter.dtype}: model.float() converts a model")
         if self._backward is not None:
             self._backward.watch(len(self.param_groups) - 1, self.param_groups[-1])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         begun = self._backward is not None and self._backward.begun()
         if begun and self._any_used():
-            raise RuntimeError(
-                'zero_grad() before step(): with update="backward" weights are updated already, so the step '
-                "cannot be skipped: call step() first"
-            )
+            if not self._backward.interrupted():
+                raise RuntimeError(
+                    'zero_grad() before step(): with update="backward" weights are updated already, so the '
+                    "step cannot be skipped: call step() first"
+                )
+            self._finish_step()
+            begun = False
         super().zero_grad(set_to_none or self._backward is not None)
         if begun:
             self._forget_passes()
+
+    def _finish_step(self) -> None:
+        """Of a step whose step() an interrupt has prevented, with the options that it began with."""
+        with _C.HeldInterrupts(), torch.no_grad():
+            self._check_usable()
+            self._step(self._backward.fixed_options([self._options(group) for group in self.param_groups]))
 
     def _forget_passes(self) -> None:
         """Those of the step that has begun."""
@@ -111,6 +125,8 @@ class AdamW(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         packed = super().state_dict()
+        for group in packed["param_groups"]:
+            group.setdefault("fused", True)  # torch's AdamW goes on with the same bits
         for index, parameter in enumerate(self._parameters()):
             if index in packed["state"]:
                 packed["state"][index] = copied(parameter, packed["state"][index])
@@ -159,22 +175,33 @@ class AdamW(torch.optim.Optimizer):
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
-    @torch.no_grad()
+    def _hold_states(self, probe: _C.Probe) -> None:
+        trained = [parameter for parameter in self._parameters() if parameter.requires_grad]
+        fresh = [parameter for parameter in trained if not self.state.get(parameter)]
+        probe.hold_states(fresh, split=self.master == "split")
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_usable()
-        options = [self._options(group) for group in self.param_groups]
-        if self._backward is not None:
-            self._backward.check_options(options)
+        # An exception between two weights would leave them of different steps; and one in no_grad() itself
+        # would leave gradients off.
+        with _C.HeldInterrupts(), torch.no_grad():
+            self._check_usable()
+            options = [self._options(group) for group in self.param_groups]
+            if self._backward is not None:
+                self._backward.check_options(options)
+            self._step(options)
+        return loss
+
+    def _step(self, options: list[_C.AdamOptions]) -> None:
         probe = _C.Probe.under_way()
         if probe is not None:
             due = [parameter for parameter in self._parameters() if self._is_due(parameter)]
             fresh = [parameter for parameter in due if not self.state.get(parameter)]
             probe.step(due=due, fresh=fresh, split=self.master == "split")
-            return loss
+            return
         ranks = ranks_of(self._parameters())
         if ranks:
             check_all_split([p for p in self._parameters() if p.grad is not None])
@@ -188,29 +215,31 @@ class AdamW(torch.optim.Optimizer):
         if float(getattr(self, "found_inf", 0.0)):
             for each in ranks:
                 each.count_step()
-            return loss  # the scaler has found a gradient that is not finite
+            return  # the scaler has found a gradient that is not finite
         scale = getattr(self, "grad_scale", None)
         inverse_scale = 1.0 if scale is None else 1.0 / float(scale)
         groups = [[p for p in group["params"] if self._is_due(p)] for group in self.param_groups]
         updated = [parameter for parameters in groups for parameter in parameters]
         self._prepare(updated)
         together = ranks if updated or self._backward is None else []
-        for each in together:
-            each.begin_step(updated, self._how())
-        begun = bool(ranks)  # others count on it
+        # Other ranks count on a step from here on. Alone, nothing is changed before the first update.
+        begun = bool(ranks)
         try:
+            for each in together:
+                each.begin_step(updated, self._how())
             clip = self._clip_factor(updated, inverse_scale, ranks)
             begun = True
             for parameters, its_options in zip(groups, options, strict=True):
                 self._update(parameters, its_options, inverse_scale, clip, may_wait=True)
+            for each in together:
+                each.end_step(updated)
         except BaseException as error:
-            if begun:  # else nothing was changed
-                self._failure = str(error) or type(error).__name__
+            why = str(error) or type(error).__name__
+            if begun:
+                self._failure = why
             for each in ranks:
-                each.fail(self._failure)
+                each.fail(why)
             raise
-        for each in together:
-            each.end_step(updated)
         if self._backward is not None:
             self._backward.end_step(updated)
         for each in ranks:
@@ -218,7 +247,6 @@ class AdamW(torch.optim.Optimizer):
         for manager in _C.managers_of(self._parameters()):
             if manager is not None:
                 manager.count_step()
-        return loss
 
     def _make_up(self, ranks: _C.Ranks) -> None:
         """Other ranks' backward passes may have had gradients where this one had none."""
@@ -271,7 +299,7 @@ class AdamW(torch.optim.Optimizer):
             )
         for parameter in parameters:
             if parameter.dtype not in _TYPES:
-                raise RuntimeError(f"zinf.AdamW takes float32, bfloat16 and float16, not {parameter.dtype}")
+                raise RuntimeError(f"{_WRONG_TYPE}, not {parameter.dtype}")
             state = self.state[parameter]
             if not state:
                 self._make_state(parameter)
@@ -344,6 +372,8 @@ class AdamW(torch.optim.Optimizer):
             engine = engine_of_manager(manager)
             if engine is not None:
                 engine._refresh(all_managed=None not in managers)
+            elif manager is not None:
+                manager.adopt_offered()
 
     def _clip_factor(
         self, parameters: list[torch.Tensor], inverse_scale: float, ranks: list[_C.Ranks]

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
+#include <limits>
 #include <sstream>
 #include <string_view>
 
@@ -58,6 +59,8 @@ struct MemoryGroup {
   std::string mount;
   std::string path;
   const char* file = nullptr;
+  const char* usage_file = nullptr;
+  const char* cache_key = nullptr;  // in memory.stat
 };
 
 std::optional<MemoryGroup> memory_group(const std::string& root) {
@@ -71,32 +74,67 @@ std::optional<MemoryGroup> memory_group(const std::string& root) {
     std::string path = line.substr(second + 1);
     if (("," + controllers + ",").find(",memory,") != std::string::npos) {
       return MemoryGroup{root + "/sys/fs/cgroup/memory", path,
-                         "memory.limit_in_bytes"};
+                         "memory.limit_in_bytes", "memory.usage_in_bytes",
+                         "total_inactive_file"};
     }
     if (controllers.empty()) {
-      unified = MemoryGroup{root + "/sys/fs/cgroup", path, "memory.max"};
+      unified = MemoryGroup{root + "/sys/fs/cgroup", path, "memory.max",
+                            "memory.current", "inactive_file"};
     }
   }
   return unified;
 }
 
+struct GroupMemory {
+  std::uint64_t limit_bytes = 0;
+  std::uint64_t available_bytes = 0;
+};
+
+// Of a line "KEY NUMBER" of a file.
+std::uint64_t number_of(const std::string& path, std::string_view key) {
+  std::ifstream file(path);
+  std::uint64_t number = 0;
+  for (std::string word; file >> word >> number;) {
+    if (word == key) return number;
+  }
+  return 0;
+}
+
 // A limit holds for all groups below it: the tightest one counts.
-std::optional<std::uint64_t> cgroup_limit(const std::string& root,
-                                          std::uint64_t memory_bytes) {
+std::optional<GroupMemory> cgroup_memory(const std::string& root,
+                                         std::uint64_t memory_bytes) {
   std::optional<MemoryGroup> group = memory_group(root);
   if (!group) return std::nullopt;
-  std::optional<std::uint64_t> tightest;
+  std::optional<GroupMemory> tightest;
   std::string path = group->path;
   while (true) {
-    std::string text = first_line(group->mount + path + "/" + group->file);
+    std::string folder = group->mount + path + "/";
+    std::string text = first_line(folder + group->file);
     std::uint64_t limit = std::strtoull(text.c_str(), nullptr, 10);
     if (!text.empty() && text != "max" && limit < memory_bytes) {
-      tightest = std::min(tightest.value_or(limit), limit);
+      std::string usage = first_line(folder + group->usage_file);
+      std::uint64_t used = std::strtoull(usage.c_str(), nullptr, 10);
+      // The kernel drops cached files before it refuses memory.
+      used -=
+          std::min(used, number_of(folder + "memory.stat", group->cache_key));
+      std::uint64_t left = limit - std::min(limit, used);
+      if (!tightest) tightest = {limit, left};
+      tightest->limit_bytes = std::min(tightest->limit_bytes, limit);
+      tightest->available_bytes = std::min(tightest->available_bytes, left);
     }
     if (path.empty() || path == "/") break;
     path = path.substr(0, path.rfind('/'));
   }
   return tightest;
+}
+
+// Of a resource limit, beside the bytes that are in use.
+std::uint64_t left_of(int resource, std::uint64_t used) {
+  rlimit limit{};
+  if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return std::numeric_limits<std::uint64_t>::max();
+  }
+  return limit.rlim_cur - std::min<std::uint64_t>(limit.rlim_cur, used);
 }
 
 int usable_cores() {
@@ -127,7 +165,9 @@ Machine inspect_machine(const std::string& root) {
   std::string meminfo = root + "/proc/meminfo";
   machine.memory_bytes = kib_of(meminfo, "MemTotal");
   machine.available_bytes = kib_of(meminfo, "MemAvailable");
-  machine.cgroup_limit_bytes = cgroup_limit(root, machine.memory_bytes);
+  if (auto group = cgroup_memory(root, machine.memory_bytes)) {
+    machine.cgroup_limit_bytes = group->limit_bytes;
+  }
   rlimit limit{};
   if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 &&
       limit.rlim_cur != RLIM_INFINITY) {
@@ -136,6 +176,17 @@ Machine inspect_machine(const std::string& root) {
   machine.huge_pages =
       chosen(first_line(root + "/sys/kernel/mm/transparent_hugepage/enabled"));
   return machine;
+}
+
+std::uint64_t available_memory(const std::string& root) {
+  std::string meminfo = root + "/proc/meminfo";
+  std::uint64_t bytes = kib_of(meminfo, "MemAvailable");
+  if (auto group = cgroup_memory(root, kib_of(meminfo, "MemTotal"))) {
+    bytes = std::min(bytes, group->available_bytes);
+  }
+  std::string status = root + "/proc/self/status";
+  bytes = std::min(bytes, left_of(RLIMIT_AS, kib_of(status, "VmSize")));
+  return std::min(bytes, left_of(RLIMIT_DATA, kib_of(status, "VmData")));
 }
 
 }  // namespace zinf

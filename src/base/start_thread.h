@@ -1,9 +1,8 @@
 // Starts a thread where the system allows another one.
 #pragma once
 
-#include <cerrno>
 #include <functional>
-#include <system_error>
+#include <string>
 #include <thread>
 
 #include "zinf/status.h"
@@ -14,17 +13,11 @@ namespace zinf {
 // locks.
 inline thread_local bool on_own_thread = false;
 
-// The thread is started, or the error says that there can be no more.
-inline Status start_thread(std::thread& thread, std::function<void()> body) {
-  try {
-    thread = std::thread([body = std::move(body)] {
-      on_own_thread = true;
-      body();
-    });
-    return {};
-  } catch (const std::system_error& error) {
-    return Status::system("start", "a thread", error.code().value());
-  }
-}
+// The thread is started, or the error says that there can be no more, and which
+// limit to raise.
+Status start_thread(std::thread& thread, std::function<void()> body);
+
+// What limits the number of threads, and the way out, for people.
+std::string thread_limit();
 
 }  // namespace zinf

@@ -9,6 +9,7 @@
 
 #include "src/base/mutex.h"
 #include "src/base/strf.h"
+#include "src/tier/checksum.h"
 #include "zinf/trace_book.h"
 
 namespace zinf {
@@ -81,6 +82,8 @@ class GatherTier::Impl final : public Keeper, public Backing {
     std::string name;
     std::uint64_t bytes = 0;  // of the whole
     std::optional<StateRef> slice = {};
+    // What it begins with may be memory that nobody has filled yet.
+    bool is_new = false;
   };
   mutable Mutex mutex_;
   std::map<std::uint32_t, Unit> units_ ZINF_GUARDED_BY(mutex_);
@@ -235,6 +238,12 @@ std::unique_ptr<Move> GatherTier::Impl::read(std::uint32_t unit,
 
 std::unique_ptr<Move> GatherTier::Impl::write(std::uint32_t unit,
                                               std::span<const std::byte> from) {
+  bool compared = true;
+  {
+    MutexLock lock(mutex_);
+    compared = !std::exchange(units_.at(unit).is_new, false);
+  }
+  if (compared) exchange_->note_content(unit, tier::checksum(from));
   return exchange_->change(unit,
                            [this, unit, from] { return keep(unit, from); });
 }
@@ -272,7 +281,8 @@ Result<GatherTier::Split> GatherTier::Impl::open(std::uint32_t unit,
   StateSpec spec;
   {
     MutexLock lock(mutex_);
-    const Unit& about = units_.at(unit);
+    Unit& about = units_.at(unit);
+    about.is_new = content == Content::kNone;
     spec = {.unit = about.name,
             .state = "whole",
             .dtype = "bytes",

@@ -50,9 +50,9 @@ Result<std::shared_ptr<HostMemory>> HostMemory::create(
   ZINF_ASSIGN(
       Arena arena,
       Arena::create({.budget = &budget,
-                     .tag = Tag::kActivation,
+                     .tag = Tag::kTensor,
                      .on_pressure = [self = memory.get()](std::size_t bytes) {
-                       return self->make_room(bytes) > 0;
+                       return self->ask_givers(bytes) > 0;
                      }}));
   ZINF_ASSIGN(SlabPool pool,
               SlabPool::create({.budget = &budget, .tag = Tag::kUnit}));
@@ -142,6 +142,12 @@ Status HostMemory::hindrance() const {
 }
 
 std::uint64_t HostMemory::make_room(std::uint64_t bytes) {
+  std::uint64_t given = ask_givers(bytes);
+  if (given >= bytes) return given;
+  return given + parts_->arena.compact(bytes - given);
+}
+
+std::uint64_t HostMemory::ask_givers(std::uint64_t bytes) {
   if (getpid() != parts_->process) return 0;
   MutexLock lock(parts_->mutex);
   std::uint64_t used = parts_->budget.usage().total.used_bytes;
@@ -151,6 +157,7 @@ std::uint64_t HostMemory::make_room(std::uint64_t bytes) {
     given += (*source)->give(bytes - given);
   }
   parts_->pool.trim();  // what came back is kept, and counted, until then
+  if (given < bytes) given += parts_->pool.tighten();
   if (given >= bytes || !parts_->measuring) return given;
   return parts_->grow_for(bytes, used) ? bytes : given;
 }

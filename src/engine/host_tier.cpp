@@ -73,6 +73,7 @@ static Worth worth_of(Role role) {
 struct HostTier::Parts {
   HostTierOptions options;
   std::shared_ptr<HostMemory> memory;
+  BudgetWatch watch{memory->budget()};
   std::shared_ptr<Scratch> scratch;  // null without NVMe
   Residency residency;
   std::unique_ptr<Mover> mover = nullptr;  // null without NVMe
@@ -113,7 +114,7 @@ static DiskSpeed speed_of(const Scratch& scratch) {
 
 Result<std::shared_ptr<HostTier>> HostTier::create(
     std::shared_ptr<HostMemory> memory, const HostTierOptions& options,
-    std::function<Leave(StateRef, void* owner)> leaving) {
+    AskLeave leaving) {
   ZINF_TRY(options.validate());
 
   std::shared_ptr<Scratch> scratch;
@@ -258,8 +259,8 @@ void HostTier::count_step() {
   parts_->wear.count_step(now.bytes_written, time);
 }
 
-void HostTier::unlink_files() {
-  if (parts_->scratch != nullptr) parts_->scratch->unlink_files();
+void HostTier::set_verify(Verify verify) {
+  if (parts_->scratch != nullptr) parts_->scratch->set_verify(verify);
 }
 
 Residency& HostTier::residency() { return parts_->residency; }
@@ -277,7 +278,10 @@ HostTierStats HostTier::stats() const {
     stats.tuned = parts_->scratch->tuned();
     stats.io_cpu_seconds = store.io_cpu_seconds;
     stats.io_requests = store.io_requests;
+    stats.checksum_bytes = store.checksum_bytes;
+    stats.checksum_seconds = store.checksum_seconds;
   }
+  stats.host = parts_->watch.usage();
   stats.others_high_bytes = parts_->others_high_bytes;
   MutexLock lock(parts_->mutex);
   stats.step = parts_->step;

@@ -1,15 +1,10 @@
 #include "src/engine/scratch.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
-#include <filesystem>
 #include <utility>
 
 #include "src/base/align.h"
 #include "src/base/check.h"
-#include "src/base/strf.h"
 #include "zinf/log.h"
 
 namespace zinf {
@@ -54,19 +49,10 @@ DiskSpeed Scratch::tuned() const {
   return sum;
 }
 
-Scratch::~Scratch() { unlink_files(); }
-
-void Scratch::unlink_files() {
+void Scratch::set_verify(Verify verify) {
   MutexLock lock(mutex_);
-  for (const std::string& directory : directories_) {
-    std::error_code error;
-    std::filesystem::remove_all(directory, error);
-    if (error) {
-      log(LogLevel::kError, "remove %s: %s", directory.c_str(),
-          error.message().c_str());
-    }
-  }
-  directories_.clear();
+  verify_ = verify;
+  if (store_ != nullptr) store_->set_verify(verify);
 }
 
 Status Scratch::make_room(std::uint64_t bytes, std::size_t num_states) {
@@ -76,13 +62,11 @@ Status Scratch::make_room(std::uint64_t bytes, std::size_t num_states) {
   if (store_ != nullptr) {
     ZINF_TRY(store_->reserve(room, states));
   } else {
-    static std::atomic<int> count = 0;
-    std::string name = strf("/zinf-%d-%d", static_cast<int>(getpid()), count++);
     StoreOptions options;
+    options.files = Files::kScratch;
     for (std::size_t i = 0; i < parents_.size(); ++i) {
-      directories_.push_back(parents_[i].path + name);
       options.paths.push_back(
-          {.path = directories_.back(),
+          {.path = parents_[i].path,
            .limit_bytes = parents_[i].limit_bytes,
            .weight = profiles_[i] ? share_of(*profiles_[i]) : 0});
     }
@@ -90,16 +74,11 @@ Status Scratch::make_room(std::uint64_t bytes, std::size_t num_states) {
       options.io.block_bytes = profiles_[0]->block_bytes;
       options.io.depth = profiles_[0]->depth;
     }
-    options.verify = Verify::kNever;
+    options.verify = verify_;
     options.state_bytes = room;
     options.num_states = states;
     options.kept = 0;
-    auto made = Store::create(options);
-    if (!made.ok()) {
-      directories_.clear();
-      return made.status();
-    }
-    store_ = std::move(made).value();
+    ZINF_ASSIGN(store_, Store::create(options));
   }
   room_bytes_ = room;
   room_states_ = states;

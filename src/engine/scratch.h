@@ -1,5 +1,6 @@
 // A store that lives as long as one run: made when the first state is written,
-// grown when more come, removed at the end.
+// grown when more come. Its files have no names, so they are gone with the
+// process, however that ends.
 #pragma once
 
 #include <deque>
@@ -17,19 +18,19 @@
 
 namespace zinf {
 
-// Thread-safe. Commits nothing: what it holds ends with the process.
+// Thread-safe. Commits nothing: what it holds ends with the process. Every
+// read is compared with the checksums of the write: kCorrupt where they differ.
 class Scratch final : public Backing {
  public:
-  // One private directory in each of these is made when it is needed.
+  // One file in each of these is made when it is needed.
   explicit Scratch(std::vector<NvmePath> parents);
-  ~Scratch() override;
 
   // Room for so much in all, never less than now.
   Status reserve(std::uint64_t bytes, std::size_t num_states);
   StoreStats stats() const;  // all zero before the first write
   // What `zinf io tune` found for the parents, in sum: 0 where it has not run.
   DiskSpeed tuned() const;
-  void unlink_files();  // and use them as before
+  void set_verify(Verify verify);  // see Store::set_verify()
 
   Result<std::uint32_t> add(const StateSpec& spec) override;
   Status remove(std::uint32_t state) override;
@@ -60,9 +61,9 @@ class Scratch final : public Backing {
 
   const std::vector<NvmePath> parents_;
   std::vector<std::optional<io::Profile>> profiles_;  // of the parents
-  std::vector<std::string> directories_ ZINF_GUARDED_BY(mutex_);
   mutable Mutex mutex_;
   std::unique_ptr<Store> store_ ZINF_GUARDED_BY(mutex_);
+  Verify verify_ ZINF_GUARDED_BY(mutex_) = Verify::kAlways;
   std::uint64_t room_bytes_ ZINF_GUARDED_BY(mutex_) = 0;
   std::size_t room_states_ ZINF_GUARDED_BY(mutex_) = 0;
   std::uint64_t used_bytes_ ZINF_GUARDED_BY(mutex_) = 0;

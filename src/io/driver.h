@@ -37,6 +37,10 @@ struct RawOp {
   std::int64_t result = 0;  // set by the driver: bytes moved, or -errno
 };
 
+inline bool creates(Open mode) {
+  return mode == Open::kCreate || mode == Open::kReplace;
+}
+
 struct OpenedFile {
   int file = -1;
   std::uint64_t bytes = 0;

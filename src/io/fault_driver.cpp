@@ -5,6 +5,7 @@
 #include <csignal>
 #include <optional>
 #include <random>
+#include <span>
 #include <unordered_map>
 
 #include "src/base/strf.h"
@@ -33,8 +34,9 @@ class FaultDriver final : public Driver {
   }
   Result<OpenedFile> open(const std::string& path,
                           const OpenOptions& options) override {
-    if (options.mode != Open::kExisting) {
-      ZINF_TRY(fail_whole_file(Operation::kCreate, path));
+    if (creates(options.mode)) {
+      ZINF_TRY(fail_whole_file(Operation::kCreate,
+                               options.name.empty() ? path : options.name));
     }
     return inner_->open(path, options);
   }
@@ -69,7 +71,9 @@ class FaultDriver final : public Driver {
       return;
     }
     altered_[op] = {*fault, op->bytes, op->direct, op->pieces};
-    bool halved = fault->kind != Fault::Kind::kDelay && op->bytes > 1;
+    bool whole =
+        fault->kind == Fault::Kind::kDelay || fault->kind == Fault::Kind::kFlip;
+    bool halved = !whole && op->bytes > 1;
     if (halved && !op->pieces.empty()) {
       op->bytes = op->pieces.front().iov_len;
       op->pieces.clear();
@@ -170,6 +174,18 @@ class FaultDriver final : public Driver {
     }
   }
 
+  static void flip(RawOp* op, std::uint64_t seed) {
+    if (op->kind != Operation::kRead || op->result <= 0) return;
+    std::span<std::byte> read(op->data, op->bytes);
+    if (!op->pieces.empty()) {
+      const iovec& first = op->pieces.front();
+      read = {static_cast<std::byte*>(first.iov_base), first.iov_len};
+    }
+    std::size_t bytes =
+        std::min(read.size(), static_cast<std::size_t>(op->result));
+    read[seed % bytes] ^= std::byte{1};
+  }
+
   // Gives an operation back its own form, with the result that the fault wants.
   void settle(RawOp* op) {
     auto found = altered_.find(op);
@@ -182,6 +198,7 @@ class FaultDriver final : public Driver {
     if (altered.fault.kind == Fault::Kind::kTorn) {
       op->result = -altered.fault.errnum;
     }
+    if (altered.fault.kind == Fault::Kind::kFlip) flip(op, altered.fault.seed);
     bool delayed = altered.fault.kind == Fault::Kind::kDelay;
     finish(op,
            delayed ? Clock::now() + altered.fault.delay : Clock::time_point{});

@@ -199,7 +199,7 @@ Io::Io(std::shared_ptr<detail::Pump> pump) : pump_(std::move(pump)) {}
 Io::~Io() { shutdown(); }
 
 Result<File> Io::open(const std::string& path, const OpenOptions& options) {
-  if (options.mode != Open::kExisting && options.bytes == 0) {
+  if (creates(options.mode) && options.bytes == 0) {
     return Status::error(Code::kInvalid,
                          "create " + path + ": a file of zero bytes");
   }

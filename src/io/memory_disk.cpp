@@ -6,6 +6,7 @@
 #include <random>
 
 #include "src/base/check.h"
+#include "src/io/driver.h"
 
 namespace zinf::io {
 namespace {
@@ -53,7 +54,7 @@ Result<std::shared_ptr<MemoryDisk::Impl::File>> MemoryDisk::Impl::open(
     const std::string& path, const OpenOptions& options) {
   MutexLock lock(mutex_);
   auto found = files_.find(path);
-  if (options.mode == Open::kExisting) {
+  if (!creates(options.mode)) {
     if (found == files_.end()) return Status::system("open", path, ENOENT);
     return found->second;
   }

@@ -6,6 +6,7 @@
 #include <sys/statfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <utility>
@@ -48,20 +49,25 @@ Status preallocate(int fd, const std::string& path, std::uint64_t from,
 // Opens the path; what it makes, it takes away again unless keep() is called.
 class NewOrOld {
  public:
-  NewOrOld(const std::string& path, Open mode) : path_(path) {
-    if (mode != Open::kExisting) {
-      fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_CREAT | O_EXCL, 0600);
+  NewOrOld(const std::string& path, const OpenOptions& options)
+      : path_(path),
+        directory_(options.directory >= 0 ? options.directory : AT_FDCWD) {
+    Open mode = options.mode;
+    if (creates(mode)) {
+      open(O_RDWR | O_CREAT | O_EXCL);
       made_ = fd_ >= 0;
     }
-    bool old = mode == Open::kExisting ||
-               (mode == Open::kReplace && fd_ < 0 && errno == EEXIST);
-    if (old) fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-    error_ = fd_ >= 0 ? 0 : errno;
+    if (mode == Open::kReadOnly) {
+      open(O_RDONLY);
+    } else if (mode == Open::kExisting ||
+               (mode == Open::kReplace && fd_ < 0 && error_ == EEXIST)) {
+      open(O_RDWR | (options.directory >= 0 ? O_NOFOLLOW : 0));
+    }
   }
   ~NewOrOld() {
     if (fd_ < 0) return;
     ::close(fd_);
-    if (made_) unlink(path_.c_str());
+    if (made_) unlinkat(directory_, path_.c_str(), 0);
   }
   NewOrOld(const NewOrOld&) = delete;
   NewOrOld& operator=(const NewOrOld&) = delete;
@@ -71,7 +77,16 @@ class NewOrOld {
   int keep() { return std::exchange(fd_, -1); }
 
  private:
+  // Never waits, as for a pipe in the file's place.
+  void open(int flags) {
+    fd_ =
+        openat(directory_, path_.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0600);
+    error_ = fd_ >= 0 ? 0 : errno;
+    if (fd_ >= 0) (void)fcntl(fd_, F_SETFL, 0);  // transfers may wait
+  }
+
   const std::string& path_;
+  const int directory_;
   int fd_ = -1;
   int error_ = 0;
   bool made_ = false;
@@ -85,7 +100,7 @@ Result<std::uint64_t> set_size(int fd, const std::string& path,
   if (!S_ISREG(info.st_mode)) {
     return Status::error(Code::kInvalid, path + " is not a regular file");
   }
-  if (options.mode == Open::kExisting) {
+  if (!creates(options.mode)) {
     return static_cast<std::uint64_t>(info.st_size);
   }
   if (ftruncate(fd, 0) != 0) return Status::system("empty", path, errno);
@@ -95,9 +110,11 @@ Result<std::uint64_t> set_size(int fd, const std::string& path,
 
 // A second, direct descriptor of the same file; -1 where its file system opens
 // it but does not move a page that way.
-Result<int> open_direct(int fd, const std::string& path, std::uint64_t bytes) {
+Result<int> open_direct(int fd, const std::string& path, std::uint64_t bytes,
+                        Open mode) {
   std::string same = "/proc/self/fd/" + std::to_string(fd);
-  int direct = ::open(same.c_str(), O_RDWR | O_CLOEXEC | O_DIRECT);
+  int flags = mode == Open::kReadOnly ? O_RDONLY : O_RDWR;
+  int direct = ::open(same.c_str(), flags | O_CLOEXEC | O_DIRECT);
   if (direct < 0) {
     if (errno == EINVAL) return -1;
     return Status::system("open with O_DIRECT", path, errno);
@@ -121,25 +138,50 @@ PosixDriver::~PosixDriver() {
 
 Result<OpenedFile> PosixDriver::open(const std::string& path,
                                      const OpenOptions& options) {
-  NewOrOld file(path, options.mode);
+  NewOrOld file(path, options);
+  const std::string& name = options.name.empty() ? path : options.name;
   if (file.fd() < 0) {
-    const char* operation = options.mode == Open::kExisting ? "open" : "create";
-    return Status::system(operation, path, file.error());
+    const char* operation = creates(options.mode) ? "create" : "open";
+    return Status::system(operation, name, file.error());
   }
   OpenedFile opened;
-  ZINF_ASSIGN(opened.bytes, set_size(file.fd(), path, options));
+  ZINF_ASSIGN(opened.bytes, set_size(file.fd(), name, options));
   int direct = -1;
   if (caching_ == Caching::kBuffered) {
     opened.note = "buffered I/O was asked for";
   } else if (lives_in_memory(file.fd())) {
     opened.note = "its file system lives in memory";
   } else {
-    ZINF_ASSIGN(direct, open_direct(file.fd(), path, opened.bytes));
+    ZINF_ASSIGN(direct,
+                open_direct(file.fd(), name, opened.bytes, options.mode));
     if (direct < 0) opened.note = "its file system has no O_DIRECT";
   }
   opened.direct = direct >= 0;
   opened.file = install({file.keep(), direct});
   return opened;
+}
+
+std::int64_t PosixDriver::carry_out(const RawOp& op, int fd) {
+  auto offset = static_cast<off_t>(op.offset);
+  iovec whole = {op.data, op.bytes};
+  const iovec* pieces = op.pieces.empty() ? &whole : op.pieces.data();
+  auto count = static_cast<int>(std::max<std::size_t>(op.pieces.size(), 1));
+  ssize_t result = -1;
+  switch (op.kind) {
+    case Operation::kRead:
+      result = preadv(fd, pieces, count, offset);
+      break;
+    case Operation::kWrite:
+      result = pwritev(fd, pieces, count, offset);
+      break;
+    case Operation::kSync:
+      result = fdatasync(fd);
+      break;
+    case Operation::kResize:
+    case Operation::kCreate:
+      break;  // never in flight
+  }
+  return result >= 0 ? result : -errno;
 }
 
 int PosixDriver::install(Descriptors fds) {

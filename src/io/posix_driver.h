@@ -33,6 +33,8 @@ class PosixDriver : public Driver {
     const Descriptors& fds = files_[static_cast<std::size_t>(op.file)];
     return op.direct ? fds.direct : fds.buffered;
   }
+  // With one system call, which waits: bytes moved, or -errno.
+  static std::int64_t carry_out(const RawOp& op, int fd);
   const Descriptors& descriptors(int file) const {
     return files_[static_cast<std::size_t>(file)];
   }

@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -7,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/base/strf.h"
+#include "src/io/scratch.h"
 #include "zinf/disk.h"
 #include "zinf/io.h"
 
@@ -49,22 +51,23 @@ Result<Profile> load_profile(const std::string& directory) {
 
 Status save_profile(const std::string& directory, const Profile& profile) {
   std::string path = directory + "/" + kProfileName;
-  std::string draft = path + ".new";
+  std::string draft = path + unfinished_suffix();
   nlohmann::ordered_json json = {{"block", profile.block_bytes},
                                  {"depth", profile.depth},
                                  {"read_gbps", profile.read_gbps},
                                  {"write_gbps", profile.write_gbps}};
+  std::string text = json.dump(2) + "\n";
+  int fd = ::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (fd < 0) return Status::system("write", path, errno);
   errno = 0;
-  std::ofstream file(draft);
-  file << json.dump(2) << "\n";
-  file.close();
+  bool written =
+      write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  close(fd);
   // The old profile stands until the new one is whole.
-  if (file.fail() || std::rename(draft.c_str(), path.c_str()) != 0) {
-    int error = errno != 0 ? errno : EIO;
-    unlink(draft.c_str());
-    return Status::system("write", path, error);
-  }
-  return {};
+  if (written && std::rename(draft.c_str(), path.c_str()) == 0) return {};
+  int error = errno != 0 ? errno : EIO;
+  unlink(draft.c_str());
+  return Status::system("write", path, error);
 }
 
 }  // namespace zinf::io

@@ -1,9 +1,6 @@
 // pread and pwrite on a few threads: for systems that forbid io_uring.
 #include <pthread.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <deque>
 #include <thread>
 
@@ -75,29 +72,9 @@ class ThreadsDriver final : public PosixDriver {
         job = waiting_.front();
         waiting_.pop_front();
       }
-      ssize_t result = carry_out(*job.op, job.fd);
-      job.op->result = result >= 0 ? result : -errno;
+      job.op->result = carry_out(*job.op, job.fd);
       completions_.add(job.op);
     }
-  }
-
-  static ssize_t carry_out(const RawOp& op, int fd) {
-    auto offset = static_cast<off_t>(op.offset);
-    iovec whole = {op.data, op.bytes};
-    const iovec* pieces = op.pieces.empty() ? &whole : op.pieces.data();
-    auto count = static_cast<int>(std::max<std::size_t>(op.pieces.size(), 1));
-    switch (op.kind) {
-      case Operation::kRead:
-        return preadv(fd, pieces, count, offset);
-      case Operation::kWrite:
-        return pwritev(fd, pieces, count, offset);
-      case Operation::kSync:
-        return fdatasync(fd);
-      case Operation::kResize:
-      case Operation::kCreate:
-        break;  // never in flight
-    }
-    return -1;
   }
 
   const int num_threads_;

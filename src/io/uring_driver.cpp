@@ -7,9 +7,11 @@
 #include <array>
 #include <bitset>
 #include <cerrno>
+#include <utility>
 
 #include "src/base/align.h"
 #include "src/base/check.h"
+#include "src/base/start_thread.h"
 #include "src/base/strf.h"
 #include "src/io/posix_driver.h"
 #include "zinf/log.h"
@@ -226,12 +228,24 @@ class UringDriver final : public PosixDriver {
       if (op == nullptr) {
         woken = true;
       } else if (cqe->user_data != LIBURING_UDATA_TIMEOUT) {
-        op->result = cqe->res;
+        op->result = cqe->res == -ECANCELED ? without_worker(*op) : cqe->res;
         finished.push_back(op);
       }
     }
     io_uring_cq_advance(&ring_, count);
     if (woken) listen_for_wake();
+  }
+
+  // The ring gives a sync, and what else would wait, to a thread of the kernel,
+  // and cancels it when the system allows no such thread.
+  std::int64_t without_worker(const RawOp& op) {
+    if (!std::exchange(told_, true)) {
+      log(LogLevel::kWarning,
+          "io: the kernel cannot start a thread that io_uring needs, so that "
+          "some transfers are slower: %s",
+          thread_limit().c_str());
+    }
+    return carry_out(op, descriptor(op));
   }
 
   const unsigned entries_;
@@ -243,6 +257,7 @@ class UringDriver final : public PosixDriver {
   std::bitset<kMaxSlots> used_slots_;
   int wake_fd_ = -1;
   std::uint64_t wake_count_ = 0;
+  bool told_ = false;  // that threads are short
 };
 
 }  // namespace

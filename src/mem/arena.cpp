@@ -52,6 +52,7 @@ bool Arena::owns(const void* address) const {
 }
 
 std::size_t Arena::trim() { return core_->trim(); }
+std::size_t Arena::compact(std::size_t bytes) { return core_->compact(bytes); }
 ArenaStats Arena::stats() const { return core_->stats(); }
 
 }  // namespace zinf

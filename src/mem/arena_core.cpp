@@ -1,5 +1,10 @@
 #include "src/mem/arena_core.h"
 
+#include <linux/membarrier.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 
@@ -12,6 +17,7 @@
 namespace zinf {
 
 constinit thread_local std::array<CacheSlot, kMaxArenas> thread_slots = {};
+constinit thread_local std::atomic<bool> in_fast_path = false;
 
 namespace {
 
@@ -37,6 +43,18 @@ Status check_request(std::size_t bytes, std::size_t alignment) {
                               alignment, kMaxAlignment));
   }
   return {};
+}
+
+// Runs a barrier on every thread of the process; false where the kernel, or a
+// sandbox, does not do that.
+bool run_barrier_everywhere() {
+  auto membarrier = [](int command) {
+    return syscall(SYS_membarrier, command, 0, 0) == 0;
+  };
+  // A process that is not registered is refused: a child of fork() may not be.
+  return membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) ||
+         (membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) &&
+          membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED));
 }
 
 }  // namespace
@@ -111,12 +129,52 @@ Result<void*> ArenaCore::try_allocate(std::size_t bytes, std::size_t alignment,
   for (int calls = 0;; ++calls) {
     Result<void*> block = attempt(OnRefusal::kFail);
     if (block.ok() || block.status().code() != Code::kOverBudget) return block;
-    if (on_pressure_ && calls < kMaxPressureCalls &&
-        on_pressure_(align_up(bytes, kHugePage))) {
-      continue;
-    }
+    // What compacting frees another thread may take first: its states can
+    // leave.
+    auto ask = [&] {
+      return on_pressure_ && calls < kMaxPressureCalls &&
+             on_pressure_(align_up(bytes, kHugePage));
+    };
+    if (ask()) continue;
+    block = allocate_compact(size_class, bytes, alignment);
+    if (block.ok() || block.status().code() != Code::kOverBudget) return block;
+    if (ask()) continue;
     return on_refusal == OnRefusal::kFail ? block : attempt(on_refusal);
   }
+}
+
+// See Note [Compacting] in page_heap.h.
+Result<void*> ArenaCore::allocate_compact(unsigned size_class,
+                                          std::size_t bytes,
+                                          std::size_t alignment) {
+  MutexLock lock(mutex_);
+  auto attempt = [&]() ZINF_REQUIRES(mutex_) {
+    return size_class != 0
+               ? take_small_locked(size_class, bytes, alignment)
+               : take_large_locked(bytes, alignment, OnRefusal::kCompact);
+  };
+  flush_all_locked();
+  small_.release_empty_chunks();
+  Result<void*> block = attempt();
+  while (!block.ok() && block.status().code() == Code::kOverBudget &&
+         small_.discard_free_pages(align_up(bytes, kHugePage)) > 0) {
+    block = attempt();
+  }
+  return block;
+}
+
+// A block of pages where there is no room for a span.
+Result<void*> ArenaCore::take_small_locked(unsigned size_class,
+                                           std::size_t bytes,
+                                           std::size_t alignment) {
+  Result<FreeBlock*> block = small_.take_compact(size_class, alignment);
+  if (!block.ok()) {
+    return take_large_locked(bytes, alignment, OnRefusal::kCompact);
+  }
+  FreeBlock::clear_mark(*block);
+  unpoison(*block, kSizeClasses[size_class].bytes);
+  note_high_locked();
+  return *block;
 }
 
 Result<void*> ArenaCore::allocate_small(unsigned size_class,
@@ -140,8 +198,14 @@ Result<void*> ArenaCore::allocate_small(unsigned size_class,
 Result<void*> ArenaCore::allocate_large(std::size_t bytes,
                                         std::size_t alignment,
                                         OnRefusal on_refusal) {
-  bytes = std::max<std::size_t>(bytes, 1);
   MutexLock lock(mutex_);
+  return take_large_locked(bytes, alignment, on_refusal);
+}
+
+Result<void*> ArenaCore::take_large_locked(std::size_t bytes,
+                                           std::size_t alignment,
+                                           OnRefusal on_refusal) {
+  bytes = std::max<std::size_t>(bytes, 1);
   ZINF_ASSIGN(std::size_t offset,
               pages_.allocate(align_up(bytes, kPage),
                               std::max(alignment, kPage), on_refusal));
@@ -205,6 +269,15 @@ std::size_t ArenaCore::trim() {
   return pages_.purge(reserved_bytes_);
 }
 
+std::size_t ArenaCore::compact(std::size_t bytes) {
+  MutexLock lock(mutex_);
+  flush_all_locked();
+  small_.release_empty_chunks();
+  std::size_t given = pages_.purge_small(bytes);
+  if (given >= bytes) return given;
+  return given + small_.discard_free_pages(bytes - given);
+}
+
 ArenaStats ArenaCore::stats() const {
   MutexLock lock(mutex_);
   const PageHeapStats& pages = pages_.stats();
@@ -235,20 +308,48 @@ ThreadCache* ArenaCore::attach_thread_locked() {
   if (ThreadCache* cache = own_cache()) return cache;
   bool orphaned = generation_.load(std::memory_order_relaxed) == kOrphan;
   if (orphaned || !arena_registry::watch_thread_exit()) return nullptr;
-  caches_.push_back(std::make_unique<ThreadCache>(base_));
-  thread_slots[slot_] = {birth_generation_, caches_.back().get()};
-  return caches_.back().get();
+  caches_.push_back({std::make_unique<ThreadCache>(base_), &in_fast_path});
+  ThreadCache* cache = caches_.back().cache.get();
+  thread_slots[slot_] = {birth_generation_, cache};
+  return cache;
 }
 
 void ArenaCore::retire(ThreadCache* cache) {
   MutexLock lock(mutex_);
   flush_locked(*cache);
-  std::erase_if(caches_, [&](const auto& held) { return held.get() == cache; });
+  std::erase_if(caches_,
+                [&](const auto& held) { return held.cache.get() == cache; });
 }
 
 void ArenaCore::flush_locked(ThreadCache& cache) {
   for (unsigned i = 1; i < kNumClasses; ++i) {
     small_.give(cache.drain(i, kSizeClasses[i].cached));
+  }
+}
+
+// See Note [Taking caches].
+void ArenaCore::flush_all_locked() {
+  ThreadCache* own = own_cache();
+  if (own != nullptr) flush_locked(*own);
+  bool others = std::any_of(caches_.begin(), caches_.end(), [&](auto& held) {
+    return held.cache.get() != own && held.cache->held_bytes() > 0;
+  });
+  if (!others) return;
+  std::uint64_t generation = generation_.load(std::memory_order_relaxed);
+  generation_.store(kPaused, std::memory_order_relaxed);
+  if (run_barrier_everywhere()) {
+    for (const Cache& held : caches_) {
+      if (held.cache.get() == own || held.in_use == nullptr) continue;
+      while (held.in_use->load(std::memory_order_acquire)) sched_yield();
+      flush_locked(*held.cache);
+    }
+  }
+  generation_.store(generation, std::memory_order_release);
+}
+
+void ArenaCore::forget_other_threads() {
+  for (Cache& held : caches_) {
+    if (held.cache.get() != own_cache()) held.in_use = nullptr;
   }
 }
 
@@ -268,7 +369,7 @@ bool ArenaCore::is_dead() const {
 
 std::size_t ArenaCore::cached_bytes_locked() const {
   std::size_t held = 0;
-  for (const auto& cache : caches_) held += cache->held_bytes();
+  for (const Cache& each : caches_) held += each.cache->held_bytes();
   return held;
 }
 

@@ -57,7 +57,7 @@ struct ThreadExit {
 
 // Note [Fork]. All locks are held over a fork, so the child finds the heaps
 // whole. Caches of threads that do not exist in the child may be torn; nobody
-// uses them again, the child loses the at most 5 MiB in each.
+// takes them, the child loses the at most 5 MiB in each.
 void before_fork() ZINF_THREAD_ANNOTATION(no_thread_safety_analysis) {
   registry_mutex().lock();
   for_each_core_locked([](Entry&, ArenaCore& core) { core.lock_for_fork(); });
@@ -69,12 +69,19 @@ void after_fork() ZINF_THREAD_ANNOTATION(no_thread_safety_analysis) {
   registry_mutex().unlock();
 }
 
+void after_fork_in_child() ZINF_THREAD_ANNOTATION(no_thread_safety_analysis) {
+  for_each_core_locked(
+      [](Entry&, ArenaCore& core) { core.forget_other_threads(); });
+  after_fork();
+}
+
 }  // namespace
 
 Result<ArenaCore*> create(ArenaOptions options) {
   static std::once_flag once;
-  std::call_once(once,
-                 [] { pthread_atfork(before_fork, after_fork, after_fork); });
+  std::call_once(once, [] {
+    pthread_atfork(before_fork, after_fork, after_fork_in_child);
+  });
   MutexLock lock(registry_mutex());
   sweep_locked();
   for (std::size_t slot = 0; slot < kMaxArenas; ++slot) {

@@ -1,9 +1,12 @@
 #include "zinf/budget.h"
 
+#include <algorithm>
 #include <atomic>
+#include <map>
 #include <utility>
 
 #include "src/base/check.h"
+#include "src/base/mutex.h"
 #include "src/base/strf.h"
 #include "zinf/bytes.h"
 
@@ -11,8 +14,7 @@ namespace zinf {
 namespace {
 
 constexpr std::array<std::string_view, kNumTags> kTagNames = {
-    "weight",     "master",  "moment", "grad",
-    "activation", "staging", "unit",   "other"};
+    "weight", "master", "moment", "grad", "tensor", "staging", "unit", "other"};
 
 // Counts alone, nothing else is published through them: relaxed is enough.
 constexpr auto kRelaxed = std::memory_order_relaxed;
@@ -44,6 +46,24 @@ struct Count {
   }
 
   TagUsage usage() const { return {used.load(kRelaxed), high.load(kRelaxed)}; }
+
+  // The high until now; the next one begins at what is used.
+  std::uint64_t restart_high() {
+    std::uint64_t before = high.exchange(0, kRelaxed);
+    raise_high(used.load(kRelaxed));
+    return before;
+  }
+};
+
+struct Highs {
+  std::uint64_t total = 0;
+  std::array<std::uint64_t, kNumTags> by_tag = {};
+
+  void raise(const Highs& other) {
+    total = std::max(total, other.total);
+    for (std::size_t i = 0; i < kNumTags; ++i)
+      by_tag[i] = std::max(by_tag[i], other.by_tag[i]);
+  }
 };
 
 }  // namespace
@@ -60,10 +80,17 @@ struct Budget::State {
   BudgetUsage usage() const;
   Status refusal(Tag tag, std::uint64_t wanted) const;
 
+  // Gives the highs until now to all watches, which begin again at what is
+  // used.
+  void restart_highs() ZINF_REQUIRES(watch_mutex);
+
   const std::string name;
   std::atomic<std::uint64_t> limit_bytes;
   Count total;
   std::array<Count, kNumTags> by_tag;
+
+  Mutex watch_mutex;  // of nothing that reserves
+  std::map<const BudgetWatch*, Highs> watches ZINF_GUARDED_BY(watch_mutex);
 };
 
 BudgetUsage Budget::State::usage() const {
@@ -73,6 +100,13 @@ BudgetUsage Budget::State::usage() const {
   for (std::size_t i = 0; i < kNumTags; ++i)
     usage.by_tag[i] = by_tag[i].usage();
   return usage;
+}
+
+void Budget::State::restart_highs() {
+  Highs highs = {.total = total.restart_high()};
+  for (std::size_t i = 0; i < kNumTags; ++i)
+    highs.by_tag[i] = by_tag[i].restart_high();
+  for (auto& [watch, seen] : watches) seen.raise(highs);
 }
 
 Status Budget::State::refusal(Tag tag, std::uint64_t wanted) const {
@@ -182,6 +216,29 @@ void Reservation::shrink(std::uint64_t bytes) {
   bytes_ -= bytes;
   state_->of(tag_).used.fetch_sub(bytes, kRelaxed);
   state_->total.used.fetch_sub(bytes, kRelaxed);
+}
+
+BudgetWatch::BudgetWatch(const Budget& budget) : state_(budget.state_) {
+  MutexLock lock(state_->watch_mutex);
+  state_->restart_highs();
+  state_->watches[this];
+}
+
+BudgetWatch::~BudgetWatch() {
+  MutexLock lock(state_->watch_mutex);
+  state_->watches.erase(this);
+}
+
+BudgetUsage BudgetWatch::usage() const {
+  MutexLock lock(state_->watch_mutex);
+  const Highs& seen = state_->watches.at(this);
+  BudgetUsage usage = state_->usage();
+  usage.total.high_bytes = std::max(usage.total.high_bytes, seen.total);
+  for (std::size_t i = 0; i < kNumTags; ++i) {
+    usage.by_tag[i].high_bytes =
+        std::max(usage.by_tag[i].high_bytes, seen.by_tag[i]);
+  }
+  return usage;
 }
 
 Reservation reserve_or_exceed(const Budget& budget, Tag tag,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <list>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -40,7 +41,7 @@ class SlabStore {
     if (Piece kept = take_kept(bytes)) return kept;
     Result<Piece> made = make(bytes);
     while (!made.ok() && made.status().code() == Code::kOverBudget &&
-           drop_oldest()) {
+           (drop_oldest() || tighten() > 0)) {
       made = make(bytes);
     }
     if (made.ok()) note_in_use((*made)->bytes());
@@ -50,6 +51,7 @@ class SlabStore {
   void give(Piece piece) ZINF_EXCLUDES(mutex_) {
     std::list<Piece> dropped;  // unmapped after the lock is
     MutexLock lock(mutex_);
+    loose_.erase(piece.get());
     stats_.in_use_bytes -= piece->bytes();
     stats_.idle_bytes += piece->bytes();
     kept_.push_front(std::move(piece));
@@ -59,6 +61,21 @@ class SlabStore {
   void trim() ZINF_EXCLUDES(mutex_) {
     while (drop_oldest()) {
     }
+  }
+
+  std::size_t tighten() ZINF_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    std::size_t given = 0;
+    for (auto [piece, used_bytes] : loose_) {
+      std::size_t over = piece->bytes() - used_bytes;
+      piece->range.shrink(used_bytes);
+      if (piece->reservation) piece->reservation->shrink(over);
+      if (piece->locked) stats_.locked_bytes -= over;
+      given += over;
+    }
+    loose_.clear();
+    stats_.in_use_bytes -= given;
+    return given;
   }
 
   SlabPoolStats stats() const ZINF_EXCLUDES(mutex_) {
@@ -80,6 +97,7 @@ class SlabStore {
     Piece piece = std::move(*best);
     kept_.erase(best);
     stats_.idle_bytes -= piece->bytes();
+    if (piece->bytes() > bytes) loose_[piece.get()] = bytes;
     ++stats_.num_reused;
     note_in_use_locked(piece->bytes());
     return piece;
@@ -156,6 +174,8 @@ class SlabStore {
   mutable Mutex mutex_;
   PageLocking locking_ ZINF_GUARDED_BY(mutex_);    // kNone after a refusal
   std::list<Piece> kept_ ZINF_GUARDED_BY(mutex_);  // last used first
+  // Slabs in use that have pages left over, and the bytes without those.
+  std::map<SlabPiece*, std::size_t> loose_ ZINF_GUARDED_BY(mutex_);
   SlabPoolStats stats_ ZINF_GUARDED_BY(mutex_);
 };
 
@@ -202,6 +222,7 @@ Result<Slab> SlabPool::acquire(std::size_t bytes) {
 }
 
 void SlabPool::trim() { store_->trim(); }
+std::size_t SlabPool::tighten() { return store_->tighten(); }
 SlabPoolStats SlabPool::stats() const { return store_->stats(); }
 
 }  // namespace zinf

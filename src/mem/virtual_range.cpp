@@ -87,6 +87,27 @@ void VirtualRange::advise_huge(std::size_t offset, std::size_t bytes) {
   [[maybe_unused]] int refused = madvise(base_ + offset, bytes, MADV_HUGEPAGE);
 }
 
+bool VirtualRange::advise_small(std::size_t offset, std::size_t bytes) {
+  return madvise(base_ + offset, bytes, MADV_NOHUGEPAGE) == 0 ||
+         errno != ENOMEM;
+}
+
+void VirtualRange::discard_part(std::size_t offset, std::size_t bytes) {
+  // MADV_FREE of a part splits the page at once; where it is refused the memory
+  // comes back later.
+  [[maybe_unused]] int refused = madvise(base_ + offset, bytes, MADV_FREE);
+  discard(offset, bytes);
+}
+
+void VirtualRange::shrink(std::size_t bytes) {
+  bytes = align_up(bytes, kPage);
+  if (bytes >= bytes_) return;
+  discard_part(bytes, bytes_ - bytes);
+  ZINF_CHECK(munmap(base_ + bytes, bytes_ - bytes) == 0,
+             "munmap of %zu bytes: errno %d", bytes_ - bytes, errno);
+  bytes_ = bytes;
+}
+
 void VirtualRange::discard(std::size_t offset, std::size_t bytes) {
   if (madvise(base_ + offset, bytes, MADV_DONTNEED) == 0) return;
   // Locked pages (the program may have called mlockall) are not given back.

@@ -35,8 +35,18 @@ class VirtualRange {
   // Asks for huge pages; a system without them says no and nothing is lost.
   void advise_huge(std::size_t offset, std::size_t bytes);
 
+  // Refuses huge pages, so that a part of one stays given back. False when the
+  // system cannot keep one more range apart; then nothing has changed.
+  [[nodiscard]] bool advise_small(std::size_t offset, std::size_t bytes);
+
   // Gives the memory back; the addresses stay and read as zeroes.
   void discard(std::size_t offset, std::size_t bytes);
+  // The same for a part of a huge page: the kernel would keep its memory until
+  // memory is short, unless it is told to split the page first.
+  void discard_part(std::size_t offset, std::size_t bytes);
+
+  // Gives the memory and the addresses behind the first `bytes` back.
+  void shrink(std::size_t bytes);
 
  private:
   VirtualRange(std::byte* base, std::size_t bytes)

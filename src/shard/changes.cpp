@@ -29,6 +29,47 @@ std::uint64_t Changes::count(int rank, std::uint32_t unit) const {
                                 : found->second[static_cast<std::size_t>(rank)];
 }
 
+void Changes::made(int rank, std::uint32_t unit, std::uint64_t hash) {
+  auto& contents = contents_[unit];
+  contents.resize(static_cast<std::size_t>(ranks_));
+  contents[static_cast<std::size_t>(rank)] = {count(rank, unit), hash};
+  for (int other = 0; other < ranks_; ++other) {
+    if (other != own_ && (rank == own_ || rank == other)) compare(other, unit);
+  }
+}
+
+void Changes::compare(int rank, std::uint32_t unit) {
+  const auto& contents = contents_.at(unit);
+  const Content& theirs = contents[static_cast<std::size_t>(rank)];
+  const Content& ours = contents[static_cast<std::size_t>(own_)];
+  if (theirs.number != ours.number) return;
+  if (theirs.hash == ours.hash) {
+    different_.erase({rank, unit});
+  } else {
+    different_.insert({rank, unit});
+  }
+}
+
+std::vector<std::uint64_t> Changes::contents() const {
+  std::vector<std::uint64_t> all;
+  for (const auto& [unit, contents] : contents_) {
+    all.resize(unit + 1);
+    all[unit] = contents[static_cast<std::size_t>(own_)].hash;
+  }
+  return all;
+}
+
+std::optional<std::uint32_t> Changes::different(int rank) const {
+  for (auto at = different_.lower_bound({rank, 0});
+       at != different_.end() && at->first == rank; ++at) {
+    const std::uint32_t unit = at->second;
+    const std::uint64_t number =
+        contents_.at(unit)[static_cast<std::size_t>(own_)].number;
+    if (count(own_, unit) == number && count(rank, unit) == number) return unit;
+  }
+  return std::nullopt;
+}
+
 bool Changes::is_ready(const Waiting& waiting) const {
   for (int rank = 0; rank < ranks_; ++rank) {
     if (left_[static_cast<std::size_t>(rank)]) continue;

@@ -6,6 +6,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "src/shard/pending.h"
@@ -34,6 +37,14 @@ class Changes {
   // A rank reads nothing more: it need not announce any.
   void leave(int rank) { left_[static_cast<std::size_t>(rank)] = true; }
 
+  // What a rank's last change has made of the unit, as a hash.
+  void made(int rank, std::uint32_t unit, std::uint64_t hash);
+  // Of this rank by unit, as far as there were changes; 0: none.
+  std::vector<std::uint64_t> contents() const;
+  // The first unit of which that rank and this one have made different contents
+  // by the same change, which is the last of both; or none.
+  std::optional<std::uint32_t> different(int rank) const;
+
   void add(Waiting waiting) { waiting_.push_back(std::move(waiting)); }
   // Those that every rank has announced; they wait no more.
   std::vector<Waiting> take_ready();
@@ -45,10 +56,17 @@ class Changes {
  private:
   std::uint64_t count(int rank, std::uint32_t unit) const;
   bool is_ready(const Waiting& waiting) const;
+  struct Content {
+    std::uint64_t number = 0;  // of the change
+    std::uint64_t hash = 0;
+  };
+  void compare(int rank, std::uint32_t unit);
 
   const int ranks_;
   const int own_;
   std::map<std::uint32_t, std::vector<std::uint64_t>> counts_;  // by rank
+  std::map<std::uint32_t, std::vector<Content>> contents_;      // by rank
+  std::set<std::pair<int, std::uint32_t>> different_;  // ranks and units
   std::vector<bool> left_;
   std::vector<Waiting> waiting_;
 };

@@ -1,7 +1,10 @@
 #include "zinf/exchange.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <map>
+#include <memory>
 #include <utility>
 
 #include "src/base/start_thread.h"
@@ -25,6 +28,7 @@ Exchange::Impl::~Impl() {
     if (peer.requests.joinable()) peer.requests.join();
     if (peer.grads.joinable()) peer.grads.join();
   }
+  if (teller_.joinable()) teller_.join();
 }
 
 Status Exchange::Impl::finish() {
@@ -166,8 +170,26 @@ void Exchange::Impl::announce_change(std::uint32_t unit) {
     MutexLock lock(mutex_);
     number = changes_.announce(unit);
   }
+  tell_others(header_for(Kind::kChange, unit, number));
+}
+
+void Exchange::Impl::note_content(std::uint32_t unit, std::uint64_t hash) {
+  {
+    MutexLock lock(mutex_);
+    changes_.made(comm_->rank(), unit, hash);
+  }
+  tell_others(header_for(Kind::kContent, unit, hash));
+}
+
+std::vector<std::uint64_t> Exchange::Impl::contents() const {
+  MutexLock lock(mutex_);
+  std::vector<std::uint64_t> all = changes_.contents();
+  all.resize(units_.size());
+  return all;
+}
+
+void Exchange::Impl::tell_others(Header header) {
   auto words = bundle();
-  Header header = header_for(Kind::kChange, unit, number);
   for_others([&](int peer) {
     MutexLock order(order_with(peer));
     send_header(*words, peer, Lane::kGrads, header);
@@ -315,6 +337,22 @@ Result<std::vector<std::uint32_t>> Exchange::Impl::wait_closed(
   return all;
 }
 
+Result<std::vector<int>> Exchange::Impl::missing(
+    std::uint64_t pass, std::chrono::milliseconds patience) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  MutexLock lock(mutex_);
+  while (true) {
+    ZINF_TRY(failed_);
+    std::vector<int> ranks;
+    for (int rank = 0; rank < comm_->size(); ++rank) {
+      if (passes_.closed(rank) <= pass) ranks.push_back(number(rank));
+    }
+    const auto now = std::chrono::steady_clock::now();
+    if (ranks.empty() || now >= end) return ranks;
+    changed_.wait_for(mutex_, end - now);
+  }
+}
+
 bool Exchange::Impl::set_failed(const Status& why) {
   std::vector<Changes::Waiting> waiting;
   {
@@ -329,23 +367,38 @@ bool Exchange::Impl::set_failed(const Status& why) {
 }
 
 void Exchange::Impl::fail(const Status& why) {
+  if (set_failed(why)) tell_failure(why);
+}
+
+void Exchange::Impl::fail_and_listen(const Status& why) {
+  if (!set_failed(why)) return;
+  Status started = start_thread(teller_, [this, why] { tell_failure(why); });
+  if (!started.ok()) comm_->close(why);
+}
+
+void Exchange::Impl::tell_failure(const Status& why) {
   const std::string text =
       strf("rank %d of %d failed: %s", number(comm_->rank()), comm_->total(),
            why.text().c_str());
-  if (!set_failed(why)) return;
-  Bundle words([](const Status& error) { return error; });
   Header header = header_for(Kind::kFailed, 0, 0);
   header.bytes = text.size();
+  std::map<int, std::unique_ptr<Bundle>> words;  // by peer
   for_others([&](int peer) {
+    auto& to = words[peer] =
+        std::make_unique<Bundle>([](const Status& error) { return error; });
     MutexLock order(order_with(peer));
-    send_header(words, peer, Lane::kGrads, header);
-    words.add(comm_->send(peer, Lane::kGrads,
-                          words.keep(std::as_bytes(std::span(text)))));
+    send_header(*to, peer, Lane::kGrads, header);
+    to->add(comm_->send(peer, Lane::kGrads,
+                        to->keep(std::as_bytes(std::span(text)))));
   });
+  const auto is_told = [&](const auto& word) {
+    return word.second->done() ||
+           peers_[static_cast<std::size_t>(word.first)].has_failed;
+  };
   // Who does not listen finds this rank gone.
   constexpr auto kPatience = std::chrono::seconds(5);
   const auto begin = std::chrono::steady_clock::now();
-  while (!words.done() &&
+  while (!std::ranges::all_of(words, is_told) &&
          std::chrono::steady_clock::now() - begin < kPatience) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -409,8 +462,18 @@ std::unique_ptr<Move> Exchange::close_pass(std::uint64_t pass,
 Result<std::vector<std::uint32_t>> Exchange::wait_closed(std::uint64_t pass) {
   return impl_->wait_closed(pass);
 }
+Result<std::vector<int>> Exchange::missing(std::uint64_t pass,
+                                           std::chrono::milliseconds patience) {
+  return impl_->missing(pass, patience);
+}
 void Exchange::announce_change(std::uint32_t unit) {
   impl_->announce_change(unit);
+}
+void Exchange::note_content(std::uint32_t unit, std::uint64_t hash) {
+  impl_->note_content(unit, hash);
+}
+std::vector<std::uint64_t> Exchange::contents() const {
+  return impl_->contents();
 }
 std::unique_ptr<Move> Exchange::change(std::uint32_t unit,
                                        std::function<Status()> make) {

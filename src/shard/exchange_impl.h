@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -81,6 +82,7 @@ class Exchange::Impl {
         keeper_(keeper),
         passes_(shard::numbers_of(*comm_), comm_->total()),
         changes_(comm_->size(), comm_->rank()),
+        begun_(static_cast<std::size_t>(comm_->size())),
         num_units_(static_cast<std::size_t>(comm_->size())),
         peers_(static_cast<std::size_t>(comm_->size())) {}
   ~Impl();
@@ -96,7 +98,11 @@ class Exchange::Impl {
   std::unique_ptr<Move> pull(std::uint32_t unit, std::uint64_t passes,
                              std::span<std::byte> into);
   Status settled(std::uint32_t unit, std::uint64_t passes);
+  Result<std::vector<int>> missing(std::uint64_t pass,
+                                   std::chrono::milliseconds patience);
   void announce_change(std::uint32_t unit);
+  void note_content(std::uint32_t unit, std::uint64_t hash);
+  std::vector<std::uint64_t> contents() const;
   std::unique_ptr<Move> change(std::uint32_t unit,
                                std::function<Status()> make);
   void change_later(std::uint32_t unit, std::function<Status()> make) {
@@ -123,6 +129,7 @@ class Exchange::Impl {
     int who = -1;
   };
   struct Peer {
+    std::atomic<bool> has_failed = false;  // and listens no more
     // Of requests and of the receives for their answers; of headers and of what
     // belongs to them.
     Mutex order;
@@ -148,6 +155,8 @@ class Exchange::Impl {
   void send_header(shard::Bundle& bundle, int peer, Lane lane,
                    shard::Header& header);
   void for_others(const std::function<void(int)>& what) const;
+  // Before all gradients that this rank sends from now on.
+  void tell_others(shard::Header header);
   void add_small(shard::Bundle& bundle, int peer, const shard::Header& request,
                  std::span<std::byte> into);
   void ask_for_small(int peer, const std::shared_ptr<shard::SmallPulls>& small);
@@ -179,6 +188,9 @@ class Exchange::Impl {
     std::vector<std::uint32_t> units = {};  // that it has pushed
   };
   Status note_close(int rank, const Close& close);
+  // A rank has begun the pass: what it and this rank have changed before must
+  // be the same.
+  Status begin_pass_locked(int rank, std::uint64_t pass) ZINF_REQUIRES(mutex_);
   Status compare_units_locked(int rank) const ZINF_REQUIRES(mutex_);
   Status compare_closes_locked(int rank, const Close& close)
       ZINF_REQUIRES(mutex_);
@@ -188,6 +200,13 @@ class Exchange::Impl {
 
   // False when it had failed before.
   bool set_failed(const Status& why);
+  // This rank has failed: all others hear why, then no messages go any more.
+  void tell_failure(const Status& why);
+  // fail() for a thread that must listen on: another rank that fails now too
+  // sends its reason, and waits until this one takes it.
+  void fail_and_listen(const Status& why);
+  // Takes what follows a header, for nothing. False: it is too much.
+  bool discard(int peer, const shard::Header& header);
   // Without telling others.
   void stop(const Status& why);
   // What has failed behind an error of a transfer: who finds another rank gone
@@ -209,10 +228,13 @@ class Exchange::Impl {
   shard::Changes changes_ ZINF_GUARDED_BY(mutex_);
   std::deque<std::unique_ptr<shard::Bundle>> announcements_
       ZINF_GUARDED_BY(mutex_);
+  // How many passes each rank has begun, as far as this one knows.
+  std::vector<std::uint64_t> begun_ ZINF_GUARDED_BY(mutex_);
   // Of each rank, when it closed its last pass.
   std::vector<std::size_t> num_units_ ZINF_GUARDED_BY(mutex_);
   Status failed_ ZINF_GUARDED_BY(mutex_);
   std::vector<Peer> peers_;
+  std::thread teller_;  // of fail_and_listen()
 };
 
 }  // namespace zinf

@@ -1,4 +1,5 @@
 // The threads that listen to other ranks.
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -130,9 +131,15 @@ void Exchange::Impl::take_grads(int peer) {
     Status status =
         comm_->receive(peer, Lane::kGrads, bytes_of(header))->wait();
     if (!status.ok()) return ended ? void() : stop(status);
+    if (!this->status().ok()) {
+      if (!discard(peer, header)) return;
+      continue;
+    }
     switch (header.kind) {
       case Kind::kPart:
         status = receive_part(peer, header);
+        if (!status.ok()) return fail(status);  // its bytes may still come
+        status = add_part({header.unit, header.number, peer});
         break;
       case Kind::kClose:
         status = receive_close(peer, header);
@@ -140,6 +147,11 @@ void Exchange::Impl::take_grads(int peer) {
       case Kind::kChange:
         status = note_change(peer, header);
         break;
+      case Kind::kContent: {
+        MutexLock lock(mutex_);
+        changes_.made(peer, header.unit, header.number);
+        break;
+      }
       case Kind::kEnd:
         ended = true;
         status = note_end(peer);
@@ -149,8 +161,18 @@ void Exchange::Impl::take_grads(int peer) {
         return stop(why.ok() ? Status::error(Code::kGone, *why) : why.status());
       }
     }
-    if (!status.ok()) return fail(status);
+    if (!status.ok()) fail_and_listen(status);
   }
+}
+
+bool Exchange::Impl::discard(int peer, const Header& header) {
+  constexpr std::uint64_t kMostBytes = std::uint64_t{64} << 20;
+  if (header.bytes > kMostBytes) return false;
+  if (header.kind == Kind::kFailed)
+    peers_[static_cast<std::size_t>(peer)].has_failed = true;
+  std::vector<std::byte> content(header.bytes);
+  return content.empty() ||
+         comm_->receive(peer, Lane::kGrads, content)->wait().ok();
 }
 
 Status Exchange::Impl::note_end(int rank) {
@@ -165,18 +187,16 @@ Status Exchange::Impl::note_end(int rank) {
 
 Status Exchange::Impl::receive_part(int peer, const Header& header) {
   ZINF_TRY(check_unit(peer, header));
-  const PartName part{header.unit, header.number, peer};
-  {
-    ZINF_ASSIGN(Block room, keeper_.room(part, header.bytes));
-    ZINF_TRY(comm_->receive(peer, Lane::kGrads, room.bytes)->wait());
-  }
-  return add_part(part);
+  ZINF_ASSIGN(Block room,
+              keeper_.room({header.unit, header.number, peer}, header.bytes));
+  return comm_->receive(peer, Lane::kGrads, room.bytes)->wait();
 }
 
 Status Exchange::Impl::add_part(const PartName& part) {
   std::optional<Passes::Complete> complete;
   {
     MutexLock lock(mutex_);
+    ZINF_TRY(begin_pass_locked(part.rank, part.pass));
     auto added = passes_.add(part);
     ZINF_TRY(added.status().in(units_[part.unit].spec.name));
     complete = std::move(*added);
@@ -203,6 +223,7 @@ Status Exchange::Impl::note_close(int rank, const Close& close) {
     MutexLock lock(mutex_);
     num_units_[static_cast<std::size_t>(rank)] = close.num_units;
     ZINF_TRY(compare_closes_locked(rank, close));
+    ZINF_TRY(begin_pass_locked(rank, close.pass));
     ZINF_ASSIGN(complete, passes_.close(rank, close.pass));
     changed_.notify_all();
     ZINF_TRY(compare_units_locked(rank));
@@ -237,6 +258,28 @@ Status Exchange::Impl::compare_closes_locked(int rank, const Close& close) {
            "make the same changes",
            number(comm_->rank()), units_.at(missed->unit).spec.name.c_str(),
            number(rank)));
+}
+
+Status Exchange::Impl::begin_pass_locked(int rank, std::uint64_t pass) {
+  auto& begun = begun_[static_cast<std::size_t>(rank)];
+  begun = std::max(begun, pass + 1);
+  const int own = comm_->rank();
+  for (int other = 0; other < comm_->size(); ++other) {
+    const std::uint64_t both =
+        std::min(begun_[static_cast<std::size_t>(own)],
+                 begun_[static_cast<std::size_t>(other)]);
+    if (other == own || (rank != own && rank != other) || both <= pass)
+      continue;
+    if (const auto unit = changes_.different(other)) {
+      return Status::error(
+          Code::kInvalid,
+          strf("rank %d and rank %d have changed \"%s\" outside of training to "
+               "different values: all ranks must make the same changes",
+               number(std::min(own, other)), number(std::max(own, other)),
+               units_.at(*unit).spec.name.c_str()));
+    }
+  }
+  return {};
 }
 
 // With those who have closed the same pass.

@@ -11,13 +11,14 @@
 namespace zinf::shard {
 
 enum class Kind : std::uint32_t {
-  kPull,    // a slice is wanted, on Lane::kWeights
-  kPulls,   // small ones are, together; their requests follow
-  kPart,    // of a gradient; its bytes follow
-  kClose,   // a pass; the units that it brought follow
-  kChange,  // of a unit is announced
-  kFailed,  // the reason follows
-  kEnd,     // nothing more on any lane
+  kPull,     // a slice is wanted, on Lane::kWeights
+  kPulls,    // small ones are, together; their requests follow
+  kPart,     // of a gradient; its bytes follow
+  kClose,    // a pass; the units that it brought follow
+  kChange,   // of a unit is announced
+  kContent,  // what the sender's last change of a unit has made of it
+  kFailed,   // the reason follows
+  kEnd,      // nothing more on any lane
 };
 
 // What goes before everything, in the byte order of the machine: all ranks are
@@ -25,8 +26,9 @@ enum class Kind : std::uint32_t {
 struct Header {
   Kind kind = Kind::kEnd;
   std::uint32_t unit = 0;
-  std::uint64_t number = 0;  // the pass, or how many; of a change
-  std::uint64_t bytes = 0;   // that follow, or are wanted
+  // The pass, or how many; of a change; the hash of a content.
+  std::uint64_t number = 0;
+  std::uint64_t bytes = 0;  // that follow, or are wanted
   // Of the unit, for comparing; the sender's.
   std::uint64_t elements = 0;
   std::uint64_t element_bytes = 0;

@@ -87,7 +87,7 @@ Status StoreImpl::recover() {
   }
   const Version* newest = versions_.empty() ? nullptr : &versions_.back();
   if (newest != nullptr && newest->table == nullptr) {
-    bool tolerated = options_.fall_back || options_.access == Access::kRead;
+    bool tolerated = options_.fall_back || options_.access != Access::kWrite;
     if (!tolerated) {
       return newest->info.damage.in("version " + newest->info.label());
     }
@@ -170,7 +170,7 @@ Status StoreImpl::recover_version(const CatalogEntry& entry) {
     version.table = std::move(table).value();
   } else {
     // Its space would be used again: not because of a read that failed today.
-    bool tolerated = options_.fall_back || options_.access == Access::kRead;
+    bool tolerated = options_.fall_back || options_.access != Access::kWrite;
     if (table.status().code() != Code::kCorrupt && !tolerated) {
       return table.status();
     }

@@ -215,9 +215,27 @@ void Residency::Impl::start_as_zeros(StateRef ref) {
 
 void Residency::Impl::give_memory(State& state) {
   set_awaited(state, false);
+  give_replaced(state);
   if (state.block.owner == nullptr) return;
   state.block = {};
   count_memory(state, false);
+}
+
+void Residency::Impl::give_replaced(State& state) {
+  if (state.pins == 0 && !state.moving()) state.replaced.clear();
+}
+
+void Residency::Impl::replace(StateRef ref, Block block) {
+  MutexLock lock(mutex_);
+  State& state = at(ref);
+  state.replaced.push_back(std::exchange(state.block, std::move(block)));
+}
+
+bool Residency::Impl::relocate(StateRef ref,
+                               const std::function<bool(Block&)>& move) {
+  MutexLock lock(mutex_);
+  State& state = at(ref);
+  return state.pins == 1 && !state.moving() && move(state.block);
 }
 
 Result<Residency::Impl::Need> Residency::Impl::try_pin(State& state, Use use) {
@@ -345,6 +363,7 @@ void Residency::Impl::unpin(StateRef ref, Use use) {
     if (use != Use::kRead) --state.writers;
     state.last_use = ++clock_;
     if (state.pins > 0) return;
+    give_replaced(state);
     removed = state.removed;
     if (state.leaving && !removed) {
       land_finished();
@@ -526,7 +545,8 @@ bool Residency::Impl::leave(StateRef ref) {
 
 Leave Residency::Impl::ask(StateRef ref) {
   if (!options_.leaving) return Leave::kDrop;
-  return options_.leaving(ref, at(ref).owner);
+  State& state = at(ref);
+  return options_.leaving(ref, state.owner, state.block);
 }
 
 std::uint64_t Residency::Impl::drop(StateRef ref) {
@@ -660,6 +680,18 @@ std::uint32_t Residency::below(StateRef state) const {
 }
 Block Residency::block(const Pin& pin) const {
   return impl_->block(pin.state_);
+}
+void Residency::replace(Pin& pin, Block block) {
+  impl_->replace(pin.state_, std::move(block));
+  renew(pin);
+}
+void Residency::renew(Pin& pin) const {
+  pin.bytes_ = impl_->block(pin.state_).bytes;
+}
+bool Residency::relocate(Pin& pin, const std::function<bool(Block&)>& move) {
+  bool moved = impl_->relocate(pin.state_, move);
+  renew(pin);
+  return moved;
 }
 ResidencyStats Residency::stats() const { return impl_->stats(); }
 std::vector<StateSize> Residency::sizes() const { return impl_->sizes(); }

@@ -61,6 +61,8 @@ class Residency::Impl {
   Place place(StateRef ref) const;
   std::uint32_t below(StateRef ref) const;
   Block block(StateRef ref) const;
+  void replace(StateRef ref, Block block);
+  bool relocate(StateRef ref, const std::function<bool(Block&)>& move);
   ResidencyStats stats() const;
   std::vector<StateSize> sizes() const;
   std::vector<StateWait> take_waits(std::size_t most);
@@ -74,6 +76,7 @@ class Residency::Impl {
     std::uint32_t below = 0;
     Place place = Place::kEmpty;
     Block block = {};
+    std::vector<Block> replaced = {};      // while somebody may use it
     std::shared_ptr<Move> move = nullptr;  // null also while it is launched
     Status error = {};                     // kFailed only
     int pins = 0;
@@ -104,6 +107,7 @@ class Residency::Impl {
   void count_memory(const State& state, bool more) ZINF_REQUIRES(mutex_);
   void set_awaited(State& state, bool awaited) ZINF_REQUIRES(mutex_);
   void give_memory(State& state) ZINF_REQUIRES(mutex_);
+  void give_replaced(State& state) ZINF_REQUIRES(mutex_);
   Result<Need> try_pin(State& state, Use use) ZINF_REQUIRES(mutex_);
   // To kReading if it is absent and there is memory: kLaunch.
   Need claim_read(StateRef ref) ZINF_REQUIRES(mutex_);

@@ -20,16 +20,19 @@ std::uint64_t Residency::Impl::land(StateRef ref, const Status& outcome) {
   }
   if (!reading && outcome.code() == Code::kOverBudget) {
     move_to(state, kDirty);  // there is no room below now
+    give_replaced(state);
     refusal_ = outcome;
     return 0;
   }
   if (!outcome.ok()) {
     move_to(state, kFailed);
     state.error = outcome;
+    give_replaced(state);
     if (reading) give_memory(state);
     return 0;
   }
   move_to(state, kResident);
+  give_replaced(state);
   return state.leaving && idle(state) ? drop(ref) : 0;
 }
 

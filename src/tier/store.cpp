@@ -129,6 +129,9 @@ Result<StateId> Store::find(const std::string& unit,
 }
 std::vector<StateSpec> Store::states() const { return impl_->states(); }
 bool Store::has_content(StateId id) const { return impl_->has_content(id); }
+Status Store::link(const std::string& path) {
+  return impl_->volumes().link(path);
+}
 Status Store::discard(StateId id) { return impl_->discard(id); }
 Status Store::remove(StateId id) { return impl_->remove(id); }
 Status Store::reserve(std::uint64_t state_bytes, std::size_t num_states) {
@@ -175,6 +178,8 @@ Result<std::vector<StateSpec>> Store::contents(std::uint64_t version) const {
 Result<std::vector<Damage>> Store::verify(const Progress& progress) {
   return impl_->verify(progress);
 }
+void Store::set_verify(Verify verify) { impl_->set_verify(verify); }
+
 std::vector<io::Registration> Store::register_memory(
     std::span<std::byte> memory) {
   return impl_->volumes().register_memory(memory);

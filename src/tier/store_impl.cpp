@@ -10,7 +10,9 @@
 namespace zinf::tier {
 StoreImpl::StoreImpl(const StoreOptions& options,
                      std::shared_ptr<Volumes> volumes)
-    : options_(options), shared_(std::make_shared<Shared>()) {
+    : options_(options),
+      verify_(options.verify),
+      shared_(std::make_shared<Shared>()) {
   shared_->counters.volume_bytes_put =
       std::vector<std::atomic<std::uint64_t>>(volumes->count());
   shared_->volumes = std::move(volumes);
@@ -93,9 +95,7 @@ Store::Write StoreImpl::put(StateId id, std::span<const std::byte> from) {
     MutexLock order(order_);
     write.op_ = start_put(id, from, sums);
   }
-  if (sums != nullptr || options_.verify == Verify::kNever) {
-    write.op_->sum(sums.get());
-  }
+  write.op_->sum(sums.get());
   return write;
 }
 
@@ -167,7 +167,7 @@ std::shared_ptr<WriteOp> StoreImpl::start_put(
     place =
         std::make_shared<Placement>(shared_->allocator, std::vector<Piece>());
   }
-  if (options_.verify != Verify::kNever) {
+  if (verify_ != Verify::kNever) {
     sums = std::make_shared<Checksums>(blocks_of(from.size()));
   }
   place->trusted = true;
@@ -214,12 +214,13 @@ Store::Read StoreImpl::get(StateId id, std::span<std::byte> into) {
       }
       writing = state.writing;
       if (writing == nullptr) {
+        Verify verify = verify_;
         bool compare =
-            options_.verify == Verify::kAlways ||
-            (options_.verify == Verify::kOnLoad && !entry.place.get()->trusted);
+            verify == Verify::kAlways ||
+            (verify == Verify::kOnLoad && !entry.place.get()->trusted);
         read.op_ = std::make_shared<ReadOp>(
             shared_, entry.place.get(), compare ? entry.sums : nullptr, into,
-            BlockName{std::move(name), base_label_});
+            BlockName{std::move(name), base_ == 0 ? "" : base_label_});
         std::erase_if(state.reading, [](auto& weak) { return weak.expired(); });
         state.reading.push_back(read.op_);
         return read;

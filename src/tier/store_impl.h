@@ -2,6 +2,7 @@
 // the whole.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -73,6 +74,7 @@ class StoreImpl {
   Result<std::vector<Damage>> verify(const Store::Progress& progress);
 
   Status damage() const;
+  void set_verify(Verify verify) { verify_ = verify; }
   StoreStats stats() const;
   const StoreOptions& options() const { return options_; }
   Volumes& volumes() { return *shared_->volumes; }
@@ -166,7 +168,8 @@ class StoreImpl {
                                  const Store::Progress& progress);
 
   // Const after construction.
-  const StoreOptions options_;
+  const StoreOptions options_;  // but for what verify_ replaces
+  std::atomic<Verify> verify_;
   const std::shared_ptr<Shared> shared_;  // its own synchronisation
 
   // Changes follow each other: held over the I/O of a commit and its kind, and

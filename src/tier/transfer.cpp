@@ -1,9 +1,9 @@
 #include "src/tier/transfer.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "src/base/align.h"
+#include "src/base/cpu_time.h"
 #include "src/base/strf.h"
 
 namespace zinf::tier {
@@ -42,10 +42,9 @@ std::uint64_t whole_pages(std::uint64_t bytes) {
 }  // namespace
 
 std::uint64_t Shared::sum(std::span<const std::byte> block) {
-  auto begin = std::chrono::steady_clock::now();
+  std::uint64_t begin = thread_cpu_ns();
   std::uint64_t sum = checksum(block);
-  std::chrono::nanoseconds took = std::chrono::steady_clock::now() - begin;
-  counters.checksum_ns += static_cast<std::uint64_t>(took.count());
+  counters.checksum_ns += thread_cpu_ns() - begin;
   counters.checksum_bytes += block.size();
   return sum;
 }
@@ -64,12 +63,12 @@ Status BlockName::mismatch(const Shared& shared,
                       strf("%s at offset %llu",
                            shared.volumes->file(piece.volume).c_str(), offset);
                 });
+  std::string in = version.empty() ? "" : ", version " + version;
   return Status::error(
       Code::kCorrupt,
-      strf("the checksum of %s, block %llu, %s, version %s: wanted %016llx, "
-           "got %016llx",
+      strf("the checksum of %s, block %llu, %s%s: wanted %016llx, got %016llx",
            state.c_str(), static_cast<unsigned long long>(block), where.c_str(),
-           version.c_str(), static_cast<unsigned long long>(wanted),
+           in.c_str(), static_cast<unsigned long long>(wanted),
            static_cast<unsigned long long>(got)));
 }
 

@@ -45,7 +45,7 @@ struct Shared {
 // "LABEL block 3, PATH at offset 4096, version step 7"
 struct BlockName {
   std::string state;
-  std::string version;
+  std::string version;  // empty: of none
   Status mismatch(const Shared& shared, const std::vector<Piece>& pieces,
                   std::uint64_t block, std::uint64_t wanted,
                   std::uint64_t got) const;

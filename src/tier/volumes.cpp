@@ -1,5 +1,6 @@
 #include "src/tier/volumes.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #include "src/base/align.h"
 #include "src/base/check.h"
 #include "src/base/strf.h"
+#include "src/tier/new_directory.h"
 #include "zinf/bytes.h"
 #include "zinf/disk.h"
 #include "zinf/io_bench.h"
@@ -112,6 +114,7 @@ bool split(std::uint64_t bytes, std::span<const double> weights,
 
 Volumes::Volumes(const StoreOptions& options)
     : on_disk_(options.io.backend != io::Backend::kMemory),
+      files_(on_disk_ ? options.files : Files::kNamed),
       advice_(options.durability.once ? "free space or save elsewhere"
               : options.kept == 0
                   ? "free space, raise the limit or name more paths"
@@ -160,31 +163,76 @@ Result<std::shared_ptr<Volumes>> Volumes::create(const StoreOptions& options) {
   return volumes;
 }
 
+std::string Volumes::file(std::size_t volume) const {
+  const std::string& directory = volumes_[volume].directory;
+  if (files_ == Files::kNamed) return volume_file(directory);
+  return strf("%s/(%s-of-process-%d)", directory.c_str(),
+              files_ == Files::kScratch ? "scratch" : "save",
+              static_cast<int>(getpid()));
+}
+
 void Volumes::remove_files() {
   for (Volume& volume : volumes_) {
-    if (volume.made_file) {
-      volume.file.close();
+    volume.file.close();
+    volume.nameless.reset();
+    if (!on_disk_ && volume.made_file) {
       (void)volume.io->remove(volume_file(volume.directory));
     }
-    if (!volume.made_directory) continue;
-    unlink((volume.directory + "/" + kLockName).c_str());
+    if (volume.run.fd() < 0) continue;
+    if (volume.made_file) unlinkat(volume.run.fd(), kVolumeName, 0);
+    if (!volume.run.made()) continue;
+    volume.run.remove_lock();
     rmdir(volume.directory.c_str());
   }
 }
 
+Status Volumes::link(const std::string& path) {
+  if (files_ != Files::kUnlinked || volumes_.size() != 1) {
+    return Status::error(Code::kInvalid,
+                         "link: the store was not made for that");
+  }
+  return link_volume(*volumes_[0].nameless, path);
+}
+
+Status Volumes::make_directory(Volume& volume) {
+  if (files_ == Files::kScratch) {
+    ZINF_ASSIGN(volume.nameless, io::Scratch::open(volume.directory));
+    return {};
+  }
+  if (files_ == Files::kUnlinked) {
+    ZINF_ASSIGN(volume.nameless, io::Scratch::open_linkable(volume.directory));
+    return {};
+  }
+  ZINF_ASSIGN(volume.run, RunDirectory::make(volume.directory));
+  struct stat info{};
+  if (fstatat(volume.run.fd(), kVolumeName, &info, AT_SYMLINK_NOFOLLOW) != 0) {
+    return {};
+  }
+  return Status::error(Code::kInvalid,
+                       volume.directory +
+                           " holds a store already: open it, or remove it with "
+                           "zinf checkpoint prune");
+}
+
+Status Volumes::make_file(Volume& volume, std::uint64_t bytes) {
+  io::OpenOptions options{.mode = io::Open::kCreate, .bytes = bytes};
+  std::string path = volume_file(volume.directory);
+  if (volume.nameless) {
+    options.mode = io::Open::kReplace;
+    path = volume.nameless->path();
+  } else if (on_disk_) {
+    options.directory = volume.run.fd();
+    path = kVolumeName;
+  }
+  options.name = file(static_cast<std::size_t>(&volume - volumes_.data()));
+  ZINF_ASSIGN(volume.file, volume.io->open(path, options));
+  volume.made_file = true;
+  return {};
+}
+
 Status Volumes::make_files(const StoreOptions& options) {
   if (on_disk_) {
-    for (Volume& volume : volumes_) {
-      ZINF_ASSIGN(volume.made_directory, make_directory(volume.directory));
-      ZINF_ASSIGN(volume.lock, DirectoryLock::take(volume.directory));
-      if (access(volume_file(volume.directory).c_str(), F_OK) == 0) {
-        return Status::error(
-            Code::kInvalid,
-            volume.directory +
-                " holds a store already: open it, or remove it with zinf "
-                "checkpoint prune");
-      }
-    }
+    for (Volume& volume : volumes_) ZINF_TRY(make_directory(volume));
   }
   ZINF_TRY(measure(options));
   std::uint64_t metadata = metadata_bytes_for(options);
@@ -200,12 +248,7 @@ Status Volumes::make_files(const StoreOptions& options) {
   std::vector<std::uint64_t> none(volumes_.size(), 0);
   ZINF_ASSIGN(capacity.volume_bytes, share_out(none, least, needed));
   for (std::size_t i = 0; i < volumes_.size(); ++i) {
-    Volume& volume = volumes_[i];
-    ZINF_ASSIGN(volume.file,
-                volume.io->open(volume_file(volume.directory),
-                                {.mode = io::Open::kCreate,
-                                 .bytes = capacity.volume_bytes[i]}));
-    volume.made_file = true;
+    ZINF_TRY(make_file(volumes_[i], capacity.volume_bytes[i]));
   }
   return write_headers(options, capacity);
 }
@@ -360,11 +403,8 @@ Status Volumes::write_headers(const StoreOptions& options,
       first);
   ZINF_TRY(write_page(kSuperblocks, first));
   ZINF_TRY(sync_all());
-  if (!on_disk_) return {};
-  for (const Volume& volume : volumes_) {
-    ZINF_TRY(sync_directory(volume.directory));
-    ZINF_TRY(sync_directory(volume.directory + "/.."));
-  }
+  if (!on_disk_ || files_ != Files::kNamed) return {};
+  for (const Volume& volume : volumes_) ZINF_TRY(volume.run.sync());
   return note_inodes();
 }
 
@@ -389,13 +429,14 @@ Status Volumes::open_headers(std::vector<VolumeHeader>& headers,
                              Access access) {
   for (Volume& volume : volumes_) {
     std::string file = volume_file(volume.directory);
-    if (on_disk_ && ::access(file.c_str(), F_OK) != 0) {
-      return Status::system("open the store", file, errno);
+    io::OpenOptions open{.name = file};
+    if (access != Access::kWrite) open.mode = io::Open::kReadOnly;
+    if (on_disk_) {
+      ZINF_ASSIGN(volume.run, RunDirectory::open(volume.directory, access));
+      open.directory = volume.run.fd();
     }
-    if (on_disk_ && access == Access::kWrite) {
-      ZINF_ASSIGN(volume.lock, DirectoryLock::take(volume.directory));
-    }
-    ZINF_ASSIGN(volume.file, volume.io->open(file, {}));
+    ZINF_ASSIGN(volume.file,
+                volume.io->open(on_disk_ ? kVolumeName : file, open));
     PageBuffer page(kUnit);
     if (volume.file.bytes() < kUnit) {
       return Status::error(
@@ -483,7 +524,7 @@ Volumes::~Volumes() = default;
 Status Volumes::note_inodes() {
   for (std::size_t i = 0; i < volumes_.size(); ++i) {
     struct stat info{};
-    if (stat(file(i).c_str(), &info) != 0) {
+    if (fstatat(volumes_[i].run.fd(), kVolumeName, &info, 0) != 0) {
       return Status::system("stat", file(i), errno);
     }
     volumes_[i].inode = info.st_ino;
@@ -505,10 +546,11 @@ Status Volumes::check_sizes(const Capacity& capacity) const {
 }
 
 Status Volumes::check_files(const Capacity& capacity) const {
-  if (!on_disk_) return {};
+  // What has no name cannot be replaced.
+  if (!on_disk_ || files_ != Files::kNamed) return {};
   for (std::size_t i = 0; i < volumes_.size(); ++i) {
     struct stat info{};
-    if (stat(file(i).c_str(), &info) != 0) {
+    if (fstatat(volumes_[i].run.fd(), kVolumeName, &info, 0) != 0) {
       return Status::system("stat", file(i), errno);
     }
     if (info.st_ino != volumes_[i].inode) {

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "src/io/scratch.h"
 #include "src/tier/format.h"
 #include "src/tier/run_directory.h"
 #include "zinf/io.h"
@@ -43,9 +45,8 @@ class Volumes {
   const std::string& directory(std::size_t volume) const {
     return volumes_[volume].directory;
   }
-  std::string file(std::size_t volume) const {
-    return volume_file(volumes_[volume].directory);
-  }
+  // For messages; of a file without a name a description.
+  std::string file(std::size_t volume) const;
   const std::vector<double>& weights() const { return weights_; }
 
   // Part of a piece: `into` or `from` is where `skip` bytes into it are.
@@ -82,15 +83,18 @@ class Volumes {
   std::vector<io::Registration> register_memory(std::span<std::byte> memory);
   std::vector<io::Stats> stats() const;  // by volume
 
+  // See Store::link().
+  Status link(const std::string& path);
+
   // That create() has made. Nothing else is called afterwards.
   void remove_files();
 
  private:
   struct Volume {
     std::string directory;
-    bool made_directory = false;
+    RunDirectory run;                     // of Files::kNamed
+    std::optional<io::Scratch> nameless;  // else
     bool made_file = false;
-    DirectoryLock lock;
     std::unique_ptr<io::Io> io;
     io::File file;
     std::uint64_t inode = 0;
@@ -103,6 +107,8 @@ class Volumes {
   Status make_io(const StoreOptions& options, const StorePath& path,
                  Volume& volume);
   Status make_files(const StoreOptions& options);
+  Status make_directory(Volume& volume);
+  Status make_file(Volume& volume, std::uint64_t bytes);
   Status open_files(const StoreOptions& options);
   Status open_headers(std::vector<VolumeHeader>& headers, Access access);
   Status sort_by(const std::vector<VolumeHeader>& headers);
@@ -115,6 +121,7 @@ class Volumes {
   Status note_inodes();
 
   const bool on_disk_;
+  const Files files_;
   const char* const advice_;  // for whom a disk is too small
   std::vector<Volume> volumes_;
   VolumeHeader header_;

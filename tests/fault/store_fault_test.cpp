@@ -236,6 +236,55 @@ TEST(StoreErrors, StickToTheStateUntilARollback) {
   EXPECT_TRUE(write_step(*store, 2).ok());
 }
 
+TEST(StoreErrors, AFlippedBitInAnyReadIsToldWithItsPlaceOrChangesNothing) {
+  Quiet quiet;
+  auto disk = std::make_shared<io::MemoryDisk>();
+  auto store = Store::create(options_on(disk)).value();
+  ASSERT_TRUE(write_step(*store, 1).ok());
+  store.reset();
+  int told = 0;
+  for (std::uint64_t nth = 1; nth <= 40; ++nth) {
+    for (std::uint64_t seed : {1, 777, 4095}) {
+      StoreOptions with = options_on(disk);
+      with.io.faults = {{.kind = io::Fault::Kind::kFlip,
+                         .on = io::Operation::kRead,
+                         .nth = nth,
+                         .seed = seed}};
+      auto opened = Store::open(with);
+      Status status = opened.status();
+      if (opened.ok()) status = (*opened)->damage();  // of a superblock
+      bool whole = status.ok();
+      if (whole) status = read_step(**opened, 1);
+      if (status.ok()) continue;  // no such read
+      ++told;
+      EXPECT_NE(status.text().find("run/volume.zinf"), std::string::npos)
+          << nth << ": " << status.text();
+      EXPECT_EQ(status.code(), Code::kCorrupt) << nth << ": " << status.text();
+      EXPECT_TRUE(!whole || read_step(**opened, 1).ok()) << nth;
+    }
+  }
+  EXPECT_GE(told, 9);
+}
+
+TEST(StoreErrors, AWriteThatNeverReachedTheDiskIsFoundByTheNextGet) {
+  Quiet quiet;
+  auto disk = std::make_shared<io::MemoryDisk>();
+  auto store = Store::create(options_on(disk)).value();
+  ASSERT_TRUE(write_step(*store, 1).ok());
+  store.reset();
+  StoreOptions with = options_on(disk);
+  with.io.faults = {
+      {.kind = io::Fault::Kind::kLost, .on = io::Operation::kWrite, .nth = 2}};
+  store = Store::open(with).value();
+  std::vector<StateId> ids = define_all(*store).value();
+  Buffer data(kBytes, 7);
+  ASSERT_TRUE(store->put(ids[0], data.span()).wait().ok());
+  Status status = store->get(ids[0], data.span()).wait();
+  EXPECT_EQ(status.code(), Code::kCorrupt) << status.text();
+  EXPECT_NE(status.text().find("u0/master, block"), std::string::npos)
+      << status.text();
+}
+
 // The kernel tells of a lost write once; a sync that succeeds later proves
 // nothing about what was written before the one that failed.
 TEST(StoreErrors, AfterAFailedSyncWhatWasPutIsNotTrusted) {
@@ -466,7 +515,7 @@ TEST_F(StoreFiles, AFailedCreationLeavesNothingAtAnyOperation) {
       EXPECT_FALSE(std::filesystem::exists(dir_.file("run"))) << status.text();
     }
     EXPECT_GT(nth, 1u);
-    ASSERT_TRUE(remove_store(dir_.file("run")).ok());
+    ASSERT_TRUE(remove_store({.path = dir_.file("run")}).ok());
   }
 }
 

@@ -48,6 +48,19 @@ def process_io():
     return int(counters["read_bytes"]), int(counters["write_bytes"])
 
 
+def scratch_bytes(directory):
+    """Bytes of disk that files of this process in a directory take: they have no names."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            path, info = os.readlink(entry), entry.stat()
+        except OSError:  # that of the listing itself
+            continue
+        if path.startswith(f"{directory}/"):
+            found[info.st_ino] = info.st_blocks * 512
+    return sum(found.values())
+
+
 def counts_bytes(directory):
     """Whether direct writes to a directory reach a disk; those to tmpfs do not."""
     path = directory / "probe"

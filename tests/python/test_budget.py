@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 import zinf
+from conftest import scratch_bytes
 from torch import nn
 from twins import LR, assert_same_model, born, budget, plain_adamw
 
@@ -24,7 +25,8 @@ def loss(model, seed, rows=4):
 # What an operator that does not fit says: of later ones nothing is known.
 UP_TO_HERE = (
     r'budget "host_memory" of .* needs at least (\d+) bytes .*\. That is up to here: '
-    r"engine\.probe\(step\) names the least for the whole step\. Raise host_memory, .*smaller$"
+    r"engine\.probe\(step\) names the least for the whole step\. Raise host_memory, .*smaller, or use "
+    r"gradient checkpointing"
 )
 
 
@@ -75,7 +77,7 @@ def test_an_operator_that_crosses_the_budget_raises_and_changes_nothing(nvme):
         before = [parameter.detach().sum().item() for parameter in model.parameters()]
         with pytest.raises(zinf.BudgetError, match=UP_TO_HERE) as error:
             loss(model, 0, rows=16384).backward()  # 32 MiB for each activation
-        assert int(re.search(UP_TO_HERE, str(error.value))[1]) > 32 * MIB
+        assert int(re.search(UP_TO_HERE, str(error.value))[1]) >= 32 * MIB
         assert [parameter.detach().sum().item() for parameter in model.parameters()] == before
         optimizer.zero_grad()
         loss(model, 0).backward()  # a smaller batch goes on
@@ -116,15 +118,7 @@ def test_the_local_rank_is_put_into_paths(nvme, monkeypatch):
     os.mkdir(f"{nvme}/3")
     with zinf.Engine(nvme=f"{nvme}/{{local_rank}}", weights="nvme", evict="always") as engine:
         born(engine, build)(torch.ones(1, 512))
-        assert len(os.listdir(f"{nvme}/3")) == 1
-
-
-def test_engines_share_the_budget():
-    with zinf.Engine(host_memory="1GB"):
-        with pytest.raises(ValueError, match="share one budget"):
-            zinf.Engine(host_memory="2GB")
-        zinf.Engine().close()
-        zinf.Engine(host_memory="1GB").close()
+        assert scratch_bytes(f"{nvme}/3") > 0
 
 
 def test_what_is_omitted_follows_from_the_machine():

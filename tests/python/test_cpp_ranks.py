@@ -120,6 +120,23 @@ def test_the_others_hear_of_an_exception(tmp_path):
     assert "rank 0: rank 1 of 2 failed: an exception has ended it" in done.stderr
 
 
+def test_a_step_that_ranks_have_begun_and_not_ended_is_the_last_one(tmp_path):
+    done = small_run(2, tmp_path, 3, torch.float32, "step", 1, None, "options")
+    for rank in range(2):
+        assert re.search(rf"rank {rank}, step 0: .*with lr=0.5", done.stdout), done.stdout + done.stderr
+        again = rf"rank {rank}, step 1: weights and states do not fit together"
+        assert re.search(again, done.stdout), done.stdout + done.stderr
+
+
+def test_a_rank_refuses_the_states_of_another(tmp_path):
+    done = small_run(2, tmp_path, 3, torch.float32, "step", 1, None, "states")
+    assert "rank 0, states of 0: nothing" in done.stdout, done.stdout + done.stderr
+    assert "rank 1, states of 1: nothing" in done.stdout, done.stdout + done.stderr
+    refusal = "rank 1, states of 0: these optimizer states are of rank 0 of 2, and this is rank 1 of 2"
+    assert refusal in done.stdout, done.stdout + done.stderr
+    assert "Save on each rank to a file of its own" in done.stdout
+
+
 @pytest.mark.parametrize("what", ["groups", "world"])
 def test_groups_and_worlds(tmp_path, one_thread, what):  # noqa: F811
     passes = 2 if what == "world" else 1

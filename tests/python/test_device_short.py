@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import safetensors.torch
 import torch
 import zinf
 from torch import nn
@@ -76,14 +77,28 @@ def test_a_norm_that_was_refused_can_be_tried_again(nvme, monkeypatch):
         assert model_digests(model) == expected
 
 
-def test_a_pickle_that_does_not_fit_leaves_nothing_behind(nvme, tmp_path):
+def test_a_pickle_takes_one_weight_of_the_device_at_a_time(nvme, tmp_path):
+    plain = build()
+    with zinf.Engine(nvme=nvme, device_memory=3 * EACH) as engine:
+        model = engine.adopt(build().to("emu"))
+        torch.save(model.state_dict(), tmp_path / "pickle")
+        safetensors.torch.save_file(model.state_dict(), tmp_path / "safetensors")
+        assert engine.stats()["device_peak_resident_bytes"] <= 3 * EACH
+    pickled = torch.load(tmp_path / "pickle", map_location="cpu")
+    written = safetensors.torch.load_file(tmp_path / "safetensors")
+    for name, value in plain.state_dict().items():
+        assert torch.equal(pickled[name], value)
+        assert torch.equal(written[name], value)
+
+
+def test_pointers_that_do_not_fit_leave_nothing_behind(nvme):
     plain = build()
     expected = train(plain, OPTIMIZERS["step"](plain.parameters()))
     with zinf.Engine(nvme=nvme, device_memory=3 * EACH) as engine:
         model = engine.adopt(build().to("emu"))
-        with pytest.raises(RuntimeError, match=r"torch.save\(\) does; engine.save\(\) does not"):
-            torch.save(model.state_dict(), tmp_path / "pickle")
-        gc.collect()  # torch's pickler has its storages until then
+        with pytest.raises(RuntimeError, match=r"\(copy.deepcopy\(\) does; engine.save\(\) does not"):
+            copy.deepcopy(model.state_dict())
+        gc.collect()
         assert train(model, OPTIMIZERS["step"](model.parameters())) == expected
         assert engine.stats()["device_peak_resident_bytes"] <= 3 * EACH
 
@@ -277,18 +292,44 @@ def test_an_evaluation_after_training_finds_weights_too(nvme):
     assert copied[-1] <= LAYERS - (8 - 3), copied
 
 
-def test_weights_that_a_closed_engine_had_to_leave_are_told():
+def test_close_on_a_device_that_cannot_hold_the_model_changes_nothing():
     done = run_alone("""
 engine = zinf.Engine(device_memory="2MiB")
 model = engine.adopt(build()).to("emu")
 held = [torch.ones(1 << 18, device="emu") for _ in range(12)]
-engine.close()
 try:
-    sum(p.sum().item() for p in model.parameters())
-except RuntimeError as error:
+    engine.close()
+except zinf.BudgetError as error:
     print(error)
+assert all(zinf._C.is_managed(p) for p in model.parameters())
+del held
+engine.close()
+assert not any(zinf._C.is_managed(p) for p in model.parameters())
+assert all(torch.equal(a.cpu(), b) for a, b in zip(model.parameters(), build().parameters()))
 """)
     assert done.returncode == 0, done.stderr
+    assert "still open" in done.stdout
+    assert "out of memory" in done.stdout
+    assert "model.cpu()" in done.stdout
+
+
+def test_weights_that_an_exception_left_on_a_full_device_are_told():
+    done = run_alone("""
+try:
+    with zinf.Engine(device_memory="2MiB") as engine:
+        model = engine.adopt(build()).to("emu")
+        held = [torch.ones(1 << 18, device="emu") for _ in range(12)]
+        raise ZeroDivisionError("mine")
+except ZeroDivisionError as error:
+    print(error, error.__notes__)
+for parameter in model.parameters():
+    try:
+        parameter.sum().item()
+    except RuntimeError as error:
+        print(error)
+""")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("mine")
+    assert "could not be given back when the engine was closed" in done.stdout
+    assert "out of memory" in done.stdout
     assert "did not fit in memory when its engine was closed" in done.stdout
-    assert "could not be given back when the engine was closed" in done.stderr
-    assert "out of memory" in done.stderr

@@ -44,7 +44,7 @@ MODES = {
 QUICK = ("step", "backward", "step-split")
 
 UNIT = r"(?:0|3)\.weight/(?:weight|grad|exp_avg|exp_avg_sq|master|low)"
-FILE = r"\S+/volume\.zinf"
+FILE = r"\S+/(?:volume\.zinf|\((?:scratch|save)-of-process-\d+\))"
 
 
 def build():
@@ -133,6 +133,7 @@ def every_number(faults, at_least=8):
     while nth == 0 or faults.fired:
         nth += 1
         yield nth
+    faults.clear()
     assert nth > at_least, "the disk was hardly used"
 
 
@@ -214,6 +215,19 @@ def test_a_fault_at_every_operation_of_a_load(mode, fault, faults, nvme, tmp_pat
                 assert_told(error, fault, None)
                 run.engine.load(saved)
                 assert run.train() == expected, nth
+
+
+def test_a_fault_in_close_gives_nothing_up(faults, nvme, tmp_path):
+    with started(nvme, tmp_path, "step") as (run, saved, _):
+        run.engine.load(saved)
+        trained = run.hash()
+        arm(faults, "read-eio", 1)
+        _, error = attempt(run.engine.close)
+        assert "still open" in error
+        assert_told(error, "read-eio")
+        run.engine.load(saved)
+        run.engine.close()
+        assert run.hash() == trained
 
 
 def test_a_disk_that_is_full_from_the_beginning(faults, nvme, tmp_path):

@@ -48,7 +48,7 @@ def _dtype_of(info):
     return torch.float32 if torch.float32 in info.dtypes or not info.dtypes else min(info.dtypes, key=str)
 
 
-def _check(engine, info, sample):
+def check_operator(engine, info, sample):
     values = ((sample.input, *sample.args), sample.kwargs)
     plain, managed = nn.Module(), nn.Module()
     plain_values = _copied(values, plain)
@@ -85,5 +85,5 @@ def test_operators_find_and_write_what_plain_ones_do(evicting, part):
             trains = info.supports_autograd and dtype.is_floating_point
             samples = info.sample_inputs("cpu", dtype, requires_grad=trains)
             for _, sample in zip(range(4), samples, strict=False):
-                ran += _check(evicting, info, sample)
+                ran += check_operator(evicting, info, sample)
     assert ran > 100

@@ -34,7 +34,7 @@ def described(stub):
         for member, prefix in members:
             if isinstance(member, ast.AnnAssign):
                 names[member.target.id] = None
-            elif isinstance(member, ast.FunctionDef):
+            elif isinstance(member, ast.FunctionDef) and member.name not in ("__enter__", "__exit__"):
                 parameters = member.args.args + member.args.kwonlyargs
                 named = [one.arg for one in parameters if one.arg != "self"]
                 names[prefix + member.name] = named if not member.args.posonlyargs else None

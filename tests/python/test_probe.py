@@ -149,6 +149,28 @@ def test_states_that_stay_are_counted():
     assert least - base >= 4 * 36 * MIB, "weights, gradients and two moments"
 
 
+def test_states_that_stay_are_counted_beside_the_activations():
+    def backward(model):
+        y = loss_input = model(torch.randn(512, WIDTH))  # 3 MiB
+        for _ in range(30):
+            y = y.sigmoid()
+        (y.mean() + loss_input.mean()).backward()
+
+    with zinf.Engine(host_memory=budget(900 * MIB)) as engine:
+        model = born(engine, build)
+        optimizer = zinf.AdamW(model.parameters(), lr=LR)
+        least = engine.probe(lambda: backward(model)).least_bytes
+    del model, optimizer
+    least -= budget(0)
+    with zinf.Engine(host_memory=budget(least)) as engine:
+        model = born(engine, build)
+        optimizer = zinf.AdamW(model.parameters(), lr=LR)
+        for _ in range(3):
+            backward(model)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def test_what_a_probe_refuses(nvme):
     with zinf.Engine(nvme=nvme) as engine:
         model = born(engine, build)

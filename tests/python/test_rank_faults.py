@@ -152,6 +152,54 @@ train(model, optimizer, range(2, 4))
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("what", ["save", "load"])
+def test_a_save_or_load_of_rank_0_alone_is_told_where_the_others_wait_for_rank_0(tmp_path, what):
+    ends = outputs(
+        2,
+        f"""
+import zinf.checkpoint
+engine, model, optimizer = start()
+zinf.checkpoint.patience = lambda: 2.0
+if rank == 0:
+    engine.{what}(sys.argv[1])
+dist.barrier()
+""",
+        tmp_path / "saved",
+    )
+    check_all_say(ends, f"rank 0 waits in engine.{what}(")
+    check_all_say(ends, "for rank 1, which has not called it: call it on all ranks")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_load_of_rank_0_alone_is_told_where_the_others_have_ended(tmp_path):
+    ends = outputs(
+        2,
+        """
+engine, model, optimizer = start()
+if rank == 0:
+    engine.load(sys.argv[1])
+""",
+        tmp_path / "saved",
+    )
+    assert ends[0][0] == 1
+    for _, text in ends:
+        assert "rank 1 of 2 is gone: it has ended" in text, text
+    assert "engine.load(" in ends[0][1]
+
+
+def test_a_save_waits_for_other_ranks_less_than_a_collective_of_the_group():
+    ends = outputs(
+        2,
+        """
+import datetime
+import zinf._ranks
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1000))
+print(zinf._ranks.patience(), flush=True)
+""",
+    )
+    assert all(code == 0 and "750.0" in text for code, text in ends), ends
+
+
 def test_a_save_to_other_places_is_told(tmp_path):
     ends = outputs(
         2,

@@ -105,7 +105,7 @@ def test_a_released_part_stays_released(engine):
 
 
 def test_what_could_not_be_loaded_is_not_saved(engine, tmp_path):
-    born(engine)
+    _model = born(engine)
     with pytest.raises(ValueError, match="extra"):
         engine.save(tmp_path / "bad", extra=argparse.Namespace(lr=1))
     assert not (tmp_path / "bad").exists()
@@ -217,8 +217,9 @@ def test_a_failed_optimizer_is_not_saved(engine, tmp_path):
 
 def test_unknown_types_are_refused_before_anything_changes(engine):
     torch.manual_seed(0)
-    model = engine.adopt(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).double()))
+    model = engine.adopt(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
     optimizer = zinf.AdamW(model.parameters(), lr=LR)
+    model[1].double()
     before = model[0].weight.detach().clone()
     model[1](model[0](torch.ones(1, 3)).double()).sum().backward()
     with pytest.raises(RuntimeError, match="float64"):

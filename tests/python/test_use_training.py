@@ -333,3 +333,40 @@ def test_sparse_gradients_are_refused(engine):
         optimizer.step()
     torch.manual_seed(0)
     assert_same_model(table, build_table())
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam])
+def test_torchs_optimizers_use_sparse_gradients(engine, kind):
+    plain, managed = pair(engine, lambda: nn.Embedding(300, 72, sparse=True))
+    for model in (plain, managed):
+        optimizer = kind(model.parameters(), lr=LR)
+        for seed in range(3):
+            rows = torch.randint(300, (20,), generator=torch.Generator().manual_seed(seed))
+            model(rows).square().sum().backward()
+            assert model.weight.grad.is_sparse
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same_model(managed, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_float32_has_the_bits_of_torchs_fused_adamw_and_narrow_types_have_a_master(engine, dtype):
+    """Torch has no master of a narrow weight: the first update is the same, those after it are not."""
+    plain, managed = pair(engine, lambda: nn.Linear(72, 36).to(dtype))
+    own = nn.Linear(72, 36).to(dtype)
+    own.load_state_dict(plain.state_dict())
+    fused = torch.optim.AdamW(plain.parameters(), lr=LR, fused=True)
+    of = {
+        plain: fused,
+        managed: zinf.AdamW(managed.parameters(), lr=LR),
+        own: zinf.AdamW(own.parameters(), lr=LR),
+    }
+    equal = []
+    for seed in range(4):
+        for model, optimizer in of.items():
+            model(inputs(seed).to(dtype)).float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert_same_model(managed, own)
+        equal.append(all(map(same, managed.parameters(), plain.parameters())))
+    assert equal == [True, *[dtype == torch.float32] * 3]

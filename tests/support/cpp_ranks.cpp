@@ -3,13 +3,16 @@
 //   cpp_ranks NVME|- STAGE DTYPE UPDATE MICRO_BATCHES NORM|- [WHAT]
 // WHAT: "idle": rank 1 makes no backward pass; "other": it has another model;
 // "throw": it stops half way; "save": all of them save; "groups", "world":
-// partition_group = 2, deterministic = "world".
+// partition_group = 2, deterministic = "world"; "options": it has another
+// learning rate, and each rank says what two more steps throw; "states": each
+// rank saves its optimizer, loads that, and then what rank 0 has saved.
 #include <torch/torch.h>
 #include <zinf/mpi_comm.h>
 #include <zinf/zinf.h>
 
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -35,6 +38,37 @@ torch::nn::Sequential make_model(torch::ScalarType dtype, int width) {
   model->push_back(torch::nn::Linear(width, 3));
   for (auto& tensor : model->parameters()) tensor.set_data(tensor.to(dtype));
   return model;
+}
+
+std::string thrown_by(const std::function<void()>& what) {
+  try {
+    what();
+    return "nothing";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+void try_other_options(zinf::AdamW& optimizer, int rank) {
+  auto& options = optimizer.param_groups()[0].options();
+  if (rank == 1) options.set_lr(0.5);
+  for (int i = 0; i < 2; ++i) {
+    const std::string text = thrown_by([&] { optimizer.step(); });
+    std::printf("rank %d, step %d: %s\n", rank, i, text.c_str());
+  }
+}
+
+void try_states(zinf::AdamW& optimizer, int rank, const std::string& folder) {
+  const auto path = [&](int of) {
+    return folder + "/states-" + std::to_string(of);
+  };
+  torch::save(optimizer, path(rank));
+  optimizer.step();  // all ranks have saved theirs
+  for (int of : {rank, 0}) {
+    const std::string text =
+        thrown_by([&] { torch::load(optimizer, path(of)); });
+    std::printf("rank %d, states of %d: %s\n", rank, of, text.c_str());
+  }
 }
 
 void train(const Arguments& arguments, std::shared_ptr<zinf::Comm> comm) {
@@ -75,6 +109,8 @@ void train(const Arguments& arguments, std::shared_ptr<zinf::Comm> comm) {
   const std::uint64_t hash = zinf::hash_of(*model);
   std::printf("weights %016llx\n", static_cast<unsigned long long>(hash));
   if (what == "save") engine.save("nowhere");
+  if (what == "options") try_other_options(optimizer, rank);
+  if (what == "states") try_states(optimizer, rank, arguments[0]);
 }
 
 }  // namespace

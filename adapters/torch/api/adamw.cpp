@@ -135,11 +135,15 @@ void check_budgets(const AdamW& optimizer) {
   }
 }
 
-void prepare_state(AdamW& optimizer, const at::Tensor& parameter) {
+void check_type(const at::Tensor& parameter) {
   if (parameter.scalar_type() != at::kFloat && !is_narrow(parameter)) {
     refuse(strf("zinf::AdamW takes float32, bfloat16 and float16, not %s",
                 c10::toString(parameter.scalar_type())));
   }
+}
+
+void prepare_state(AdamW& optimizer, const at::Tensor& parameter) {
+  check_type(parameter);
   AdamWState* state = find_state(optimizer, parameter);
   if (state == nullptr) {
     make_state(optimizer, parameter);
@@ -183,6 +187,17 @@ void check_no_step_begun(const AdamW& optimizer) {
   throw Error(Status::error(
       Code::kUnsupported,
       "probe() between backward and step(): call it after step()"));
+}
+
+void hold_states(const AdamW& optimizer, Probe& probe) {
+  std::vector<at::Tensor> fresh;
+  for (const at::Tensor& parameter : all_parameters(optimizer)) {
+    if (parameter.requires_grad() &&
+        find_state(optimizer, parameter) == nullptr) {
+      fresh.push_back(parameter);
+    }
+  }
+  probe.hold_states(fresh, is_split(optimizer));
 }
 
 void forget_passes(AdamW& optimizer) {
@@ -263,6 +278,9 @@ void AdamW::add_param_group(const OptimizerParamGroup& param_group) {
           ? merged(options_of(param_group.options()), defaults)
           : defaults;
   check_options(options);
+  for (const at::Tensor& parameter : param_group.params()) {
+    if (parameter.requires_grad()) check_type(parameter);
+  }
   if (impl_->backward != nullptr) check_alone(param_group.params());
   Optimizer::add_param_group(OptimizerParamGroup(param_group.params()));
   // Only now: torch puts the defaults in place of options it does not know.
@@ -314,7 +332,9 @@ torch::Tensor AdamW::step(LossClosure closure) {
   }
   prepare(*this, updated);
   const bool together = !updated.empty() || impl_->backward == nullptr;
-  bool begun = false;
+  // Other ranks count on a step from here on. Alone, nothing is changed before
+  // the first update.
+  bool begun = !ranks.empty();
   try {
     for (Ranks* each : ranks) {
       if (together) each->begin_step(updated, how_text(*this));
@@ -325,16 +345,16 @@ torch::Tensor AdamW::step(LossClosure closure) {
     for (std::size_t i = 0; i < groups.size(); ++i) {
       update(*this, options[i], groups[i], clip, /*may_wait=*/true);
     }
+    for (Ranks* each : ranks) {
+      if (together) each->end_step(updated);
+    }
   } catch (const std::exception& error) {
     if (begun) impl_->failure = error.what();
     tell_ranks(ranks, error.what());
     throw;
   }
-  for (Ranks* each : ranks) {
-    if (together) each->end_step(updated);
-    each->count_step();
-  }
   if (impl_->backward != nullptr) impl_->backward->end_step(updated);
+  for (Ranks* each : ranks) each->count_step();
   for (const auto& manager : managers_of(all_parameters(*this))) {
     if (manager != nullptr) manager->count_step();
   }
@@ -362,10 +382,12 @@ void AdamW::save(torch::serialize::OutputArchive& archive) const {
   torch::serialize::OutputArchive groups(archive.compilation_unit());
   torch::optim::detail::serialize<AdamWOptions>(groups, param_groups_);
   archive.write("param_groups", groups);
+  write_slices(*this, archive);
 }
 
 void AdamW::load(torch::serialize::InputArchive& archive) {
   at::NoGradGuard no_grad;
+  check_slices(*this, archive);
   impl_->failure = "torch::load() was not finished";
   state_.clear();
   torch::optim::serialize<AdamWState, AdamWOptions>(archive, *this);

@@ -16,6 +16,7 @@
 namespace zinf {
 
 class BackwardUpdate;
+class Probe;
 class Ranks;
 class SplitMaster;
 class ThreadPool;
@@ -68,9 +69,11 @@ void update(AdamW& optimizer, const AdamOptions& options,
             const std::vector<at::Tensor>& parameters, float clip,
             bool may_wait);
 
-// For engine.probe(): throws between backward and step(); after the probed step
-// it is as if there had been none.
+// For engine.probe(): throws between backward and step(); states that first
+// updates would make are held; after the probed step it is as if there had been
+// none.
 void check_no_step_begun(const AdamW& optimizer);
+void hold_states(const AdamW& optimizer, Probe& probe);
 void forget_passes(AdamW& optimizer);
 
 // For update="backward".
@@ -92,6 +95,12 @@ std::string how_text(const AdamW& optimizer);
 void make_up_passes(AdamW& optimizer, Ranks& ranks);
 // The norm of all ranks' slices of the gradients, summed in float64.
 double norm_of_slices(Ranks& ranks, const std::vector<at::Tensor>& parameters);
+// An archive of one rank holds the slices that it keeps, and says which;
+// check_slices() throws where this rank keeps others.
+void write_slices(const AdamW& optimizer,
+                  torch::serialize::OutputArchive& archive);
+void check_slices(const AdamW& optimizer,
+                  torch::serialize::InputArchive& archive);
 
 bool is_narrow(const at::Tensor& parameter);
 std::vector<at::Tensor> all_parameters(const AdamW& optimizer);
@@ -109,6 +118,8 @@ void adopt_loaded_state(const AdamW& optimizer, AdamWState& state,
 void drop_state(AdamW& optimizer, const at::Tensor& parameter);
 // Makes it plain tensors in memory.
 void release_state(AdamW& optimizer, const at::Tensor& parameter);
+// What was released is managed again.
+void adopt_states(AdamW& optimizer, const at::Tensor& parameter);
 
 // Of a split one, in float32; it stays split.
 at::Tensor copy_of_master(const AdamWState& state, const at::Tensor& parameter);

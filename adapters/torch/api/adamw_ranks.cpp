@@ -1,6 +1,10 @@
 // zinf::AdamW over parameters that are split over ranks: see ranks.h.
+#include <torch/serialize/archive.h>
+
+#include <algorithm>
 #include <cmath>
 #include <functional>
+#include <span>
 
 #include "adapters/torch/adam.h"
 #include "adapters/torch/api/adamw_impl.h"
@@ -9,6 +13,7 @@
 #include "adapters/torch/later_update.h"
 #include "adapters/torch/manager.h"
 #include "adapters/torch/ranks.h"
+#include "adapters/torch/unit.h"
 #include "src/base/strf.h"
 
 namespace zinf {
@@ -25,7 +30,67 @@ void check_split(const at::Tensor& parameter) {
           "memory"));
 }
 
+constexpr const char* kSlices = "zinf_slices";
+
+// Of a rank: its number, how many ranks and slices there are, then begin, end
+// and elements of each parameter; -1 where that is whole. Empty: none is split.
+std::vector<std::int64_t> slices_of(const AdamW& optimizer) {
+  std::vector<std::int64_t> all;
+  const std::vector<at::Tensor> parameters = all_parameters(optimizer);
+  const auto split = std::ranges::find_if(parameters, is_split_over_ranks);
+  if (split == parameters.end()) return all;
+  const Ranks& ranks = Unit::of(*split)->shard()->ranks;
+  all = {ranks.rank(), ranks.size(), ranks.num_slices()};
+  for (const at::Tensor& each : parameters) {
+    if (is_split_over_ranks(each)) {
+      const Slice mine = Unit::of(each)->shard()->mine;
+      all.insert(all.end(),
+                 {static_cast<std::int64_t>(mine.begin),
+                  static_cast<std::int64_t>(mine.end), each.numel()});
+    } else {
+      all.insert(all.end(), {-1, -1, -1});
+    }
+  }
+  return all;
+}
+
+std::string owner_of(const std::vector<std::int64_t>& slices) {
+  if (slices.empty()) return "one process";
+  return strf("rank %d of %d", static_cast<int>(slices[0]),
+              static_cast<int>(slices[1]));
+}
+
 }  // namespace
+
+void write_slices(const AdamW& optimizer,
+                  torch::serialize::OutputArchive& archive) {
+  const std::vector<std::int64_t> slices = slices_of(optimizer);
+  if (!slices.empty()) archive.write(kSlices, c10::IValue(slices));
+}
+
+void check_slices(const AdamW& optimizer,
+                  torch::serialize::InputArchive& archive) {
+  torch::serialize::InputArchive states;
+  archive.read("state", states);
+  if (states.keys().empty()) return;
+  std::vector<std::int64_t> saved;
+  if (c10::IValue value; archive.try_read(kSlices, value)) {
+    saved = value.toIntVector();
+  }
+  std::vector<std::int64_t> own = slices_of(optimizer);
+  // Ranks of other groups keep the same slices.
+  const auto without_rank = [](const std::vector<std::int64_t>& slices) {
+    return std::span(slices).subspan(slices.empty() ? 0 : 1);
+  };
+  if (std::ranges::equal(without_rank(saved), without_rank(own))) return;
+  throw Error(Status::error(
+      Code::kInvalid,
+      "these optimizer states are of " + owner_of(saved) + ", and this is " +
+          owner_of(own) +
+          ": with several ranks torch::save() writes the slices that one rank "
+          "keeps. Save on each rank to a file of its own, and load that on the "
+          "same rank of as many"));
+}
 
 std::vector<Ranks*> ranks_of(const AdamW& optimizer) {
   const std::vector<at::Tensor> parameters = all_parameters(optimizer);

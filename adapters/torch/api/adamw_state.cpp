@@ -87,8 +87,16 @@ void release_state(AdamW& optimizer, const at::Tensor& parameter) {
     state->split = nullptr;
   }
   for (const auto& [name, tensor] : tensors_of(*state, parameter)) {
-    release_tensor(tensor);
+    release_from_budget(tensor);
   }
+}
+
+void adopt_states(AdamW& optimizer, const at::Tensor& parameter) {
+  AdamWState* state = find_state(optimizer, parameter);
+  if (state == nullptr) return;
+  adopt_state(parameter, state->exp_avg, "exp_avg");
+  adopt_state(parameter, state->exp_avg_sq, "exp_avg_sq");
+  if (state->master.defined()) adopt_state(parameter, state->master, "master");
 }
 
 at::Tensor copy_of_master(const AdamWState& state,

@@ -312,6 +312,9 @@ void save_checkpoint(const std::string& path, const Models& models,
   for (AdamW* optimizer : optimizers) check_usable(*optimizer);
   Names names(models);
   std::vector<NamedTensor> tensors = model_tensors(models);
+  if (tensors.empty()) {
+    refuse("save: the engine has no model, so there is nothing to write");
+  }
   GenericList groups = make_list();
   GenericList steps = make_list();
   std::int64_t last = 0;

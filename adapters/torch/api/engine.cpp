@@ -37,7 +37,7 @@ Engine::Engine(const EngineOptions& options)
 Engine::~Engine() {
   try {
     impl_->tell_of_exception();
-    close();
+    impl_->close(Ending::kKeepWhatFits);
   } catch (const std::exception& error) {
     log(LogLevel::kError, "closing an engine: %s", error.what());
   }
@@ -49,7 +49,9 @@ void Engine::adopt(torch::nn::Module& model) { impl_->adopt(model); }
 
 void Engine::release(torch::nn::Module& model) { impl_->release(model); }
 
-void Engine::close() { impl_->close(); }
+void Engine::close() { impl_->close(Ending::kKeepAll); }
+
+void Engine::close_and_discard() { impl_->close(Ending::kDiscard); }
 
 int Engine::rank() const { return impl_->rank(); }
 

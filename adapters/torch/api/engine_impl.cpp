@@ -199,16 +199,19 @@ void EngineImpl::release(torch::nn::Module& model) {
         "this engine does not manage the model: it was never adopted, or "
         "released before");
   }
+  std::vector<AdamW*> mine = optimizers();
   try {
-    for (const auto& [name, parameter] : parameters) release_tensor(parameter);
+    for (const auto& [name, parameter] : parameters) {
+      for (AdamW* optimizer : mine) release_state(*optimizer, parameter);
+      if (parameter.grad().defined()) release_from_budget(parameter.grad());
+      release_from_budget(parameter);
+    }
   } catch (const Error&) {
     adopt_parameters_of(model);
+    for (const auto& [name, parameter] : parameters) {
+      for (AdamW* optimizer : mine) adopt_states(*optimizer, parameter);
+    }
     throw;
-  }
-  std::vector<AdamW*> mine = optimizers();
-  for (const auto& [name, parameter] : parameters) {
-    if (parameter.grad().defined()) release_tensor(parameter.grad());
-    for (AdamW* optimizer : mine) release_state(*optimizer, parameter);
   }
   for (const auto& module : model.modules()) released_.insert(module);
 }
@@ -240,6 +243,7 @@ Need EngineImpl::probe(const std::function<void()>& step) {
     return need;
   };
   try {
+    for (AdamW* optimizer : mine) hold_states(*optimizer, *probe);
     step();
     for (AdamW* optimizer : mine) optimizer->step();
   } catch (...) {
@@ -251,10 +255,19 @@ Need EngineImpl::probe(const std::function<void()>& step) {
   return need;
 }
 
-void EngineImpl::close() {
+void EngineImpl::close(Ending ending) {
   if (closed_) return;
+  try {
+    close_manager(*manager_, ending);
+  } catch (...) {
+    if (manager_->closed()) note_closed();
+    throw;
+  }
+  note_closed();
+}
+
+void EngineImpl::note_closed() {
   closed_ = true;
-  close_manager(*manager_);
   for (const auto& model : models()) {
     for (const auto& [name, parameter] : parameters_of(*model)) {
       if (manager_of(parameter) == nullptr) release_tensor(parameter);

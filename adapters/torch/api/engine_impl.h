@@ -3,6 +3,7 @@
 
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <set>
@@ -18,6 +19,7 @@ class AdamW;
 class Manager;
 class SameRandom;
 struct EngineOptions;
+enum class Ending : std::uint8_t;
 
 using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
 using Models = std::vector<std::shared_ptr<torch::nn::Module>>;
@@ -32,7 +34,7 @@ class EngineImpl {
   void end_init();
   void adopt(torch::nn::Module& model);
   void release(torch::nn::Module& model);
-  void close();
+  void close(Ending ending);
 
   Need probe(const std::function<void()>& step);
 
@@ -55,6 +57,7 @@ class EngineImpl {
  private:
   using WeakModule = std::weak_ptr<torch::nn::Module>;
 
+  void note_closed();
   void adopt_parameters_of(torch::nn::Module& model);
   // Inside init() on several ranks: parameters are split as they come, as the
   // whole model may not fit. C++ tells nobody of them, but the birth of the

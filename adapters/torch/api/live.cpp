@@ -32,8 +32,10 @@ std::vector<std::shared_ptr<EngineImpl>> live_engines() {
   return engines;
 }
 
-void remove_files() {
-  for (const auto& engine : live_engines()) engine->manager()->unlink_files();
+void end_updates() {
+  for (const auto& engine : live_engines()) {
+    engine->manager()->wait_for_updates();
+  }
 }
 
 }  // namespace
@@ -54,7 +56,7 @@ std::vector<AdamW*> live_optimizers() {
 }
 
 void note_engine(const std::shared_ptr<EngineImpl>& engine) {
-  static const int once = std::atexit(&remove_files);
+  static const int once = std::atexit(&end_updates);
   (void)once;
   std::lock_guard lock(live().mutex);
   live().engines.push_back(engine);

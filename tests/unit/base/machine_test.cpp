@@ -52,6 +52,22 @@ TEST_F(MachineTest, TakesTheTightestLimitOfAV1Hierarchy) {
   EXPECT_EQ(inspect().cgroup_limit_bytes, 400000u);
 }
 
+TEST_F(MachineTest, WhatIsAvailableIsWhatTheTightestGroupHasLeft) {
+  put("/proc/self/cgroup", "0::/outer/inner\n");
+  put("/sys/fs/cgroup/outer/inner/memory.max", "500000\n");
+  put("/sys/fs/cgroup/outer/inner/memory.current", "100000\n");
+  put("/sys/fs/cgroup/outer/memory.max", "550000\n");
+  put("/sys/fs/cgroup/outer/memory.current", "300000\n");
+  put("/sys/fs/cgroup/outer/memory.stat", "anon 1\ninactive_file 50000\n");
+  (void)inspect();
+  EXPECT_EQ(available_memory(dir_.path()), 300000u);
+}
+
+TEST_F(MachineTest, WithoutGroupsTheMachineItselfTellsWhatIsAvailable) {
+  (void)inspect();
+  EXPECT_EQ(available_memory(dir_.path()), 600u * 1024);
+}
+
 TEST_F(MachineTest, ThisMachineIsPlausible) {
   Machine machine = inspect_machine();
   EXPECT_GT(machine.memory_bytes, 1u << 28);

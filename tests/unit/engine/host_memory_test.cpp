@@ -68,6 +68,24 @@ TEST_F(HostMemoryTest, StatesTakeWhatTensorsHaveLeft) {
   EXPECT_LE(memory->budget().usage().total.high_bytes, 4 * kBytes);
 }
 
+TEST_F(HostMemoryTest, StatesTakeTheHolesBetweenTensors) {
+  auto memory = ok(HostMemory::create(4 * kBytes));
+  auto states = tier(memory);
+  std::vector<void*> tensors;
+  for (int i = 0; i < 8; ++i) {
+    tensors.push_back(ok(memory->arena().try_allocate(kBytes / 2)));
+  }
+  for (std::size_t i = 0; i < 8; i += 2) Arena::free(tensors[i]);
+  StateRef one = add(*states, 1);
+  StateRef two = add(*states, 2);
+  Pin first = ok(states->residency().pin(one, Use::kRead));
+  Pin second = ok(states->residency().pin(two, Use::kRead));
+  EXPECT_EQ(static_cast<int>(first.bytes()[0]), 1);
+  EXPECT_EQ(static_cast<int>(second.bytes()[0]), 2);
+  EXPECT_LE(memory->budget().usage().total.high_bytes, 4 * kBytes);
+  for (std::size_t i = 1; i < 8; i += 2) Arena::free(tensors[i]);
+}
+
 TEST_F(HostMemoryTest, EnginesShareIt) {
   auto memory = ok(HostMemory::create(4 * kBytes));
   auto one = tier(memory);

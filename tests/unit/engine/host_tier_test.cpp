@@ -10,8 +10,10 @@
 
 #include "src/base/align.h"
 #include "tests/support/ok.h"
+#include "tests/support/scratch_bytes.h"
 #include "tests/support/temp_dir.h"
 #include "zinf/disk.h"
+#include "zinf/fault_injector.h"
 
 namespace zinf {
 namespace {
@@ -45,14 +47,7 @@ class HostTierTest : public testing::Test {
     Pin pin = ok(tier.residency().pin(ref, Use::kRead));
     return static_cast<int>(pin.bytes()[kBytes - 1]);
   }
-  std::size_t num_entries() const {
-    std::size_t count = 0;
-    for (const auto& entry : std::filesystem::directory_iterator(dir_.path())) {
-      (void)entry;
-      ++count;
-    }
-    return count;
-  }
+  std::uint64_t on_nvme() const { return scratch_bytes(dir_.path()); }
 
   TempDir dir_;
 };
@@ -61,7 +56,7 @@ TEST_F(HostTierTest, AutoStaysInMemoryWhileItFits) {
   auto tier = make(on_disk());
   StateRef ref = add(*tier, 1);
   EXPECT_EQ(tier->residency().place(ref), Place::kDirty);
-  EXPECT_EQ(num_entries(), 0u) << "no store before it is needed";
+  EXPECT_EQ(on_nvme(), 0u) << "no store before it is needed";
 }
 
 TEST_F(HostTierTest, KnowsWhatWasMeasuredForItsDisk) {
@@ -91,9 +86,10 @@ TEST_F(HostTierTest, ABudgetSendsTheLongestUnusedToNvme) {
   for (int i = 0; i < 12; ++i) refs.push_back(add(*tier, i));
   for (int i = 0; i < 12; ++i) EXPECT_EQ(value_of(*tier, refs[i]), i);
   EXPECT_LE(tier->memory().budget().usage().total.high_bytes, 3 * kBytes);
-  EXPECT_EQ(num_entries(), 1u);
+  EXPECT_GT(on_nvme(), 0u);
+  EXPECT_TRUE(std::filesystem::is_empty(dir_.path()));
   tier.reset();
-  EXPECT_EQ(num_entries(), 0u) << "the folder is removed";
+  EXPECT_EQ(on_nvme(), 0u);
 }
 
 TEST_F(HostTierTest, ForcedPlacesAreKept) {
@@ -128,6 +124,47 @@ TEST_F(HostTierTest, TheScratchStoreGrowsAndReusesItsRoom) {
   EXPECT_EQ(tier->stats().residency.memory_bytes, 0u);
 }
 
+TEST_F(HostTierTest, AFlippedBitSticksToItsStateUntilTheContentIsReplaced) {
+  auto faults = io::FaultInjector::install();
+  HostTierOptions options = on_disk();
+  options.weights = Where::kNvme;
+  auto tier = make(options);
+  StateRef hit = add(*tier, 1);
+  StateRef spared = add(*tier, 2);
+  faults->set(
+      {.kind = io::Fault::Kind::kFlip, .on = io::Operation::kRead, .nth = 1});
+  for (int i = 0; i < 2; ++i) {
+    Status status = tier->residency().pin(hit, Use::kRead).status();
+    EXPECT_EQ(status.code(), Code::kCorrupt) << status.text();
+    EXPECT_EQ(status.text().find("1/weight: "), 0u) << status.text();
+    EXPECT_NE(status.text().find(" at offset "), std::string::npos)
+        << status.text();
+    EXPECT_EQ(status.text().find("version"), std::string::npos)
+        << status.text();
+  }
+  EXPECT_EQ(value_of(*tier, spared), 2);
+  {
+    Pin pin = ok(tier->residency().pin(hit, Use::kReplace));
+    std::memset(pin.bytes().data(), 3, kBytes);
+  }
+  EXPECT_EQ(value_of(*tier, hit), 3);
+  io::FaultInjector::remove();
+}
+
+TEST_F(HostTierTest, EveryByteOfNvmeIsHashedOnceAWriteAndOnceARead) {
+  HostTierOptions options = on_disk();
+  options.weights = Where::kNvme;
+  auto tier = make(options);
+  StateRef ref = add(*tier, 1);
+  EXPECT_EQ(tier->stats().checksum_bytes, kBytes);
+  EXPECT_EQ(value_of(*tier, ref), 1);
+  EXPECT_EQ(tier->stats().checksum_bytes, 2 * kBytes);
+  EXPECT_EQ(tier->stats().residency.bytes_read, kBytes);
+  tier->set_verify(Verify::kNever);
+  EXPECT_EQ(value_of(*tier, ref), 1);
+  EXPECT_EQ(tier->stats().checksum_bytes, 2 * kBytes);
+}
+
 TEST_F(HostTierTest, RoomOnADiskIsRefusedBeforeItIsNeeded) {
   auto tier = make(on_disk());
   Status status = tier->reserve(std::uint64_t{1} << 50, 10);
@@ -155,11 +192,11 @@ TEST_F(HostTierTest, OtherMemoryMakesStatesLeave) {
   for (int i = 0; i < 4; ++i) refs.push_back(add(*tier, i));
   {
     Reservation other =
-        tier->memory().reserve_or_exceed(Tag::kActivation, 2 * kBytes);
+        tier->memory().reserve_or_exceed(Tag::kTensor, 2 * kBytes);
     EXPECT_LE(tier->stats().residency.memory_bytes, 2 * kBytes);
     EXPECT_LE(tier->memory().budget().usage().total.used_bytes, 4 * kBytes);
     Reservation more =
-        tier->memory().reserve_or_exceed(Tag::kActivation, 8 * kBytes);
+        tier->memory().reserve_or_exceed(Tag::kTensor, 8 * kBytes);
     EXPECT_GT(tier->memory().budget().usage().total.used_bytes, 4 * kBytes)
         << "what cannot be refused is counted all the same";
   }

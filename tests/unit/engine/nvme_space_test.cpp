@@ -1,6 +1,5 @@
 // What an engine takes of a disk, and what happens when it may not take more.
 #include <gtest/gtest.h>
-#include <sys/stat.h>
 
 #include <cstring>
 #include <filesystem>
@@ -8,6 +7,7 @@
 
 #include "src/base/align.h"
 #include "tests/support/ok.h"
+#include "tests/support/scratch_bytes.h"
 #include "tests/support/temp_dir.h"
 #include "zinf/host_tier.h"
 
@@ -45,16 +45,9 @@ class NvmeSpaceTest : public testing::Test {
     Pin pin = ok(tier.residency().pin(ref, Use::kRead));
     return static_cast<int>(pin.bytes().back());
   }
-  // Of the files and folders, as the file system counts it.
   std::uint64_t on_disk() const {
-    std::uint64_t blocks = 0;
-    for (const auto& entry :
-         std::filesystem::recursive_directory_iterator(dir_.path())) {
-      struct stat info{};
-      EXPECT_EQ(lstat(entry.path().c_str(), &info), 0);
-      blocks += static_cast<std::uint64_t>(info.st_blocks);
-    }
-    return blocks * 512;
+    EXPECT_TRUE(std::filesystem::is_empty(dir_.path()));
+    return scratch_bytes(dir_.path());
   }
 
   TempDir dir_;
@@ -170,13 +163,7 @@ TEST_F(NvmeSpaceTest, EachPathHasItsOwnLimit) {
   for (const NvmePath& path : paths) {
     EXPECT_NE(status.text().find(path.path), std::string::npos)
         << status.text();
-    std::uint64_t bytes = 0;
-    for (const auto& entry :
-         std::filesystem::recursive_directory_iterator(path.path)) {
-      struct stat info{};
-      ASSERT_EQ(lstat(entry.path().c_str(), &info), 0);
-      bytes += static_cast<std::uint64_t>(info.st_blocks) * 512;
-    }
+    std::uint64_t bytes = scratch_bytes(path.path);
     EXPECT_LE(bytes, path.limit_bytes);
     EXPECT_GE(bytes, path.limit_bytes * 9 / 10) << path.path;
   }

@@ -11,6 +11,7 @@
 
 #include "src/base/align.h"
 #include "src/mem/size_class.h"
+#include "tests/unit/mem/live_blocks.h"
 #include "tests/unit/mem/mem_test_util.h"
 
 namespace zinf {
@@ -29,71 +30,8 @@ TEST(SizeClass, RoundsUpByAtMostAnEighthAboveTheAlignment) {
   }
 }
 
-// A model of what is live: no two blocks share a byte, contents stay.
-class LiveBlocks {
- public:
-  ~LiveBlocks() {
-    for (auto [begin, bytes] : blocks_) {
-      Arena::free(reinterpret_cast<void*>(begin));
-    }
-  }
-
-  void add(void* block, std::size_t bytes) {
-    auto begin = reinterpret_cast<std::uintptr_t>(block);
-    std::size_t held = std::max<std::size_t>(bytes, 1);
-    auto after = blocks_.lower_bound(begin);
-    RC_ASSERT(after == blocks_.end() || begin + held <= after->first);
-    if (after != blocks_.begin()) {
-      auto before = std::prev(after);
-      RC_ASSERT(before->first + std::max<std::size_t>(before->second, 1) <=
-                begin);
-    }
-    blocks_[begin] = bytes;
-    total_ += bytes;
-    Pattern::write(block, bytes, begin);
-  }
-
-  void free_one(std::size_t pick) {
-    if (blocks_.empty()) return;
-    auto block = blocks_.begin();
-    std::advance(block, pick % blocks_.size());
-    auto* pointer = reinterpret_cast<void*>(block->first);
-    RC_ASSERT(Pattern::intact(pointer, block->second, block->first));
-    Arena::free(pointer);
-    total_ -= block->second;
-    blocks_.erase(block);
-  }
-
-  bool empty() const { return blocks_.empty(); }
-  std::size_t total_bytes() const { return total_; }
-
- private:
-  std::map<std::uintptr_t, std::size_t> blocks_;
-  std::size_t total_ = 0;
-};
-
-// Kind, size within the kind, which block or alignment.
-using Op = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;
-
-std::size_t size_of(const Op& op) {
-  auto [kind, size, pick] = op;
-  switch (kind % 4) {
-    case 0:
-      return size % 600;
-    case 1:
-      return size % (40 * kKiB);
-    case 2:
-      return size % (kMiB);
-    default:
-      return size % (7 * kMiB);
-  }
-}
-
 RC_GTEST_PROP(Arena, FollowsTheModel, ()) {
-  auto number = rc::gen::inRange<std::uint32_t>(0, 1u << 30);
-  auto ops = *rc::gen::noShrink(
-      rc::gen::resize(100, rc::gen::container<std::vector<Op>>(
-                               300, rc::gen::tuple(number, number, number))));
+  std::vector<Op> ops = *any_ops();
   Budget budget = make_budget(32 * kMiB);
   Arena arena = make_arena({.budget = &budget, .reserve_bytes = 48 * kMiB});
   LiveBlocks live;

@@ -4,6 +4,7 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -60,6 +61,23 @@ TEST(Budget, RefusesMoreThanTheAddressSpaceAsInvalid) {
   EXPECT_EQ(one.bytes(), 1u);
 }
 
+TEST(BudgetWatch, KnowsTheMostSinceItWasMade) {
+  Budget budget = make_budget(100);
+  Reservation held = budget.reserve(Tag::kUnit, 10).value();
+  auto first = std::make_unique<BudgetWatch>(budget);
+  (void)budget.reserve(Tag::kTensor, 90).value();
+  BudgetWatch second(budget);
+  EXPECT_EQ(first->usage().total.high_bytes, 100u);
+  EXPECT_EQ(first->usage().of(Tag::kTensor).high_bytes, 90u);
+  EXPECT_EQ(second.usage().total.high_bytes, 10u);
+  EXPECT_EQ(second.usage().of(Tag::kTensor).high_bytes, 0u);
+  EXPECT_EQ(second.usage().of(Tag::kUnit).high_bytes, 10u);
+  first.reset();
+  (void)budget.reserve(Tag::kTensor, 30).value();
+  EXPECT_EQ(second.usage().total.high_bytes, 40u);
+  EXPECT_EQ(second.usage().total.used_bytes, 10u);
+}
+
 TEST(Reservation, MovesItsBytes) {
   Budget budget = make_budget(100);
   Reservation first = budget.reserve(Tag::kMaster, 30).value();
@@ -84,7 +102,7 @@ TEST(Reservation, OutlivesItsBudget) {
 
 TEST(Reservation, BeyondTheLimitShowsInTheUsage) {
   Budget budget = make_budget(100);
-  Reservation over = budget.reserve(Tag::kActivation, 90).value();
+  Reservation over = budget.reserve(Tag::kTensor, 90).value();
   over.grow_beyond_limit(30);
   EXPECT_EQ(budget.usage().total.used_bytes, 120u);
   EXPECT_EQ(budget.reserve(Tag::kGrad, 1).status().code(), Code::kOverBudget);

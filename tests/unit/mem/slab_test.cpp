@@ -74,6 +74,27 @@ TEST(SlabPool, DropsKeptSlabsBeforeItRefuses) {
   EXPECT_EQ(pool.stats().in_use_bytes, 9 * kMiB);
 }
 
+TEST(SlabPool, GivesWhatIsLeftOverOfSlabsInUseBeforeItRefuses) {
+  Budget budget = make_budget(16 * kMiB);
+  SlabPool pool = make_pool({.budget = &budget});
+  {
+    Slab kept = pool.acquire(8 * kMiB).value();
+  }
+  Slab smaller = pool.acquire(7 * kMiB + 1).value();
+  std::memset(smaller.data(), 1, smaller.size());
+  EXPECT_EQ(budget.usage().total.used_bytes, 8 * kMiB);
+  Slab other = pool.acquire(9 * kMiB - kPage).value();
+  EXPECT_EQ(budget.usage().total.used_bytes, 16 * kMiB);
+  EXPECT_EQ(pool.stats().in_use_bytes, 16 * kMiB);
+  EXPECT_EQ(smaller.data()[7 * kMiB], std::byte{1});
+  EXPECT_EQ(pool.tighten(), 0u);
+  smaller = {};
+  other = {};
+  EXPECT_EQ(pool.stats().idle_bytes, 16 * kMiB);
+  pool.trim();
+  EXPECT_EQ(budget.usage().total.used_bytes, 0u);
+}
+
 TEST(SlabPool, KeepsNoMoreThanItsIdleBytes) {
   SlabPool pool = make_pool({.idle_bytes = 3 * kMiB});
   std::vector<Slab> slabs;

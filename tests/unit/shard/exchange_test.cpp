@@ -430,6 +430,44 @@ TEST(Exchange, AChangeWaitsForWhoReadsTheOldContent) {
   }));
 }
 
+TEST(Exchange, DifferentContentsAreToldOnAllRanks) {
+  for (int odd_one : {0, 1, 2}) {
+    const auto outcomes = run(3, [&](Rank& rank) -> Status {
+      rank.build();
+      const bool is_odd = rank.number() == odd_one;
+      rank.exchange->announce_change(4);
+      rank.exchange->note_content(4, is_odd ? 8 : 7);
+      ZINF_TRY(rank.exchange->change(4, [] { return Status(); })->wait());
+      ZINF_TRY(rank.train(0, {0, 1}, always));
+      return rank.exchange->finish();
+    });
+    for (const Status& outcome : outcomes) {
+      EXPECT_NE(outcome.text().find("have changed \"layers.4.weight\" outside "
+                                    "of training to different values"),
+                std::string::npos)
+          << outcome.text();
+      EXPECT_NE(outcome.text().find(strf("rank %d", odd_one)),
+                std::string::npos)
+          << outcome.text();
+    }
+  }
+}
+
+TEST(Exchange, ContentsThatAreTheSameAgainBeforeAPassAreNotTold) {
+  expect_all_ok(run(3, [](Rank& rank) -> Status {
+    rank.build();
+    const auto own = static_cast<std::uint64_t>(rank.number());
+    for (const std::uint64_t hash : {10 + own, std::uint64_t{7}}) {
+      rank.exchange->announce_change(4);
+      rank.exchange->note_content(4, hash);
+      ZINF_TRY(rank.exchange->change(4, [] { return Status(); })->wait());
+    }
+    EXPECT_EQ(rank.exchange->contents().at(4), 7U);
+    ZINF_TRY(rank.train(0, in_order(), always));
+    return rank.exchange->finish();
+  }));
+}
+
 TEST(Exchange, AChangeThatOnlyOneRankMakesIsTold) {
   const auto outcomes = run(2, [](Rank& rank) -> Status {
     rank.build();

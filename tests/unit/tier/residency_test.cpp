@@ -8,6 +8,8 @@
 #include <cstring>
 #include <future>
 #include <map>
+#include <memory>
+#include <optional>
 #include <set>
 #include <thread>
 #include <vector>
@@ -132,7 +134,8 @@ class ResidencyTest : public testing::Test {
         pool_(ok(SlabPool::create({.budget = &budget_}))),
         states_({.allocate = slab_memory(pool_),
                  .backing = backing_,
-                 .leaving = [this](StateRef ref, void*) {
+                 .leaving = [this](StateRef ref, void*, Block& block) {
+                   if (moved_.owner != nullptr) block = std::move(moved_);
                    if (changed_.contains(ref.index)) return Leave::kChanged;
                    if (!held_.contains(ref.index)) return Leave::kDrop;
                    return Leave::kKeep;
@@ -179,6 +182,7 @@ class ResidencyTest : public testing::Test {
   SlabPool pool_;
   std::set<std::uint32_t> held_;
   std::set<std::uint32_t> changed_;
+  Block moved_;  // where its owner puts the content that is to leave next
   std::shared_ptr<GatedBacking> backing_ = std::make_shared<GatedBacking>();
   Residency states_;
 };
@@ -584,6 +588,51 @@ TEST_F(ResidencyTest, WhatWasChangedWithoutAPinIsWrittenFirst) {
   changed_.clear();
   EXPECT_EQ(states_.make_room(kBytes), kBytes);
   EXPECT_TRUE(holds(ref, 2));
+}
+
+// Memory outside of the pool, with the content of a pin.
+Block copy_of(const Pin& pin) {
+  auto bytes = std::make_shared<std::vector<std::byte>>(pin.bytes().begin(),
+                                                        pin.bytes().end());
+  return {{bytes->data(), bytes->size()}, bytes};
+}
+
+TEST_F(ResidencyTest, ReplacedMemoryStaysUntilTheLastPinEnds) {
+  StateRef ref = add("a");
+  fill(ref, 1);
+  std::optional<Pin> other = ok(states_.pin(ref, Use::kRead));
+  {
+    Pin pin = ok(states_.pin(ref, Use::kChange));
+    states_.replace(pin, copy_of(pin));
+    EXPECT_NE(pin.bytes().data(), other->bytes().data());
+    std::memset(pin.bytes().data(), 2, kBytes);
+    EXPECT_EQ(other->bytes()[0], std::byte{1});
+    states_.renew(*other);
+    EXPECT_EQ(other->bytes().data(), pin.bytes().data());
+    EXPECT_FALSE(states_.relocate(*other, [](Block&) { return true; }));
+  }
+  EXPECT_EQ(pool_.stats().in_use_bytes, kBytes);
+  other.reset();
+  EXPECT_EQ(pool_.stats().in_use_bytes, 0U);
+  EXPECT_TRUE(holds(ref, 2));
+}
+
+TEST_F(ResidencyTest, AnOwnerMayMoveWhatIsToLeave) {
+  StateRef ref = add("a");
+  fill(ref, 1);
+  ASSERT_TRUE(states_.flush().ok());
+  {
+    Pin pin = ok(states_.pin(ref, Use::kRead));
+    moved_ = copy_of(pin);
+  }
+  std::memset(moved_.bytes.data(), 3, kBytes);
+  changed_.insert(ref.index);
+  states_.evict(ref);
+  EXPECT_EQ(pool_.stats().in_use_bytes, 0U);
+  changed_.clear();
+  ASSERT_TRUE(states_.flush().ok());
+  EXPECT_EQ(states_.place(ref), kAbsent);
+  EXPECT_TRUE(holds(ref, 3));
 }
 
 TEST_F(ResidencyTest, GivenMemoryIsUsedAsItIs) {

@@ -357,7 +357,7 @@ TEST_F(StoreTest, ASecondOpenerIsRefusedWithTheOwnersPid) {
   EXPECT_EQ(Store::create(on_disk()).status().code(), Code::kPermission);
   ASSERT_EQ(find_stores(dir_.path()).size(), 1u);
   EXPECT_EQ(find_stores(dir_.path())[0].owner, getpid());
-  EXPECT_EQ(remove_store(dir_.file("run")).code(), Code::kPermission);
+  EXPECT_EQ(remove_store({.path = dir_.file("run")}).code(), Code::kPermission);
 
   StoreOptions looking = on_disk();
   looking.access = Access::kRead;
@@ -368,7 +368,7 @@ TEST_F(StoreTest, ASecondOpenerIsRefusedWithTheOwnersPid) {
   store.reset();
   EXPECT_EQ(find_stores(dir_.path())[0].owner, 0);
   EXPECT_EQ(Store::create(on_disk()).status().code(), Code::kInvalid);
-  EXPECT_TRUE(remove_store(dir_.file("run")).ok());
+  EXPECT_TRUE(remove_store({.path = dir_.file("run")}).ok());
   EXPECT_FALSE(std::filesystem::exists(dir_.file("run")));
 }
 

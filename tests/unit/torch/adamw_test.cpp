@@ -211,6 +211,8 @@ TEST(AdamW, FollowsAWeightToAnotherType) {
   net->to(torch::kDouble);
   backward(net, torch::kDouble);
   EXPECT_TRUE(says(error_of([&] { optimizer.step(); }), "not Double"));
+  EXPECT_TRUE(
+      says(error_of([&] { AdamW(net->parameters(), 1e-2); }), "not Double"));
 }
 
 TEST(AdamW, RefusesSparseGradients) {

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "tests/support/scratch_bytes.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/torch/training.h"
 
@@ -101,10 +102,11 @@ TEST(Engine, CloseGivesEverythingBack) {
   Net plain = make_net();
   Engine engine(on_nvme(dir.path()));
   Net net = make_net(&engine);
-  EXPECT_FALSE(std::filesystem::is_empty(dir.path()));
-  engine.close();
-  engine.close();
+  EXPECT_GT(scratch_bytes(dir.path()), 0u);
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+  engine.close();
+  engine.close();
+  EXPECT_EQ(scratch_bytes(dir.path()), 0u);
   EXPECT_EQ(engine.stats().managed, 0);
   EXPECT_TRUE(same_bits(contents(*plain), contents(*net)));
   EXPECT_EQ(error_of([&] { engine.adopt(net); }), "the engine is closed");
@@ -112,6 +114,50 @@ TEST(Engine, CloseGivesEverythingBack) {
             "the engine is closed");
   EXPECT_EQ(error_of([&] { engine.save(dir.path() + "/x"); }),
             "the engine is closed");
+}
+
+TEST(Engine, CloseAndReleaseKeepWhatTheBudgetCannotHold) {
+  TempDir dir;
+  auto make = [] {
+    torch::manual_seed(0);
+    torch::nn::Sequential net;
+    for (int i = 0; i < 8; ++i) net->push_back(torch::nn::Linear(256, 256));
+    return net;
+  };
+  auto train = [](torch::nn::Sequential& net) {
+    AdamW optimizer(net->parameters());
+    for (int i = 0; i < 2; ++i) {
+      net->forward(torch::ones({2, 256})).square().mean().backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+  };
+  torch::nn::Sequential plain = make();
+  train(plain);
+  for (bool release : {false, true}) {
+    torch::nn::Sequential net = nullptr;
+    {
+      Engine engine({.host_memory = "7MiB", .nvme = {dir.path()}});
+      {
+        auto init = engine.init();
+        net = make();
+      }
+      train(net);
+      if (release) engine.release(net);
+      engine.close();
+    }
+    EXPECT_TRUE(same_bits(contents(*plain), contents(*net))) << release;
+  }
+}
+
+TEST(Engine, DiscardGivesNothingBack) {
+  TempDir dir;
+  Engine engine(on_nvme(dir.path()));
+  Net net = make_net(&engine);
+  engine.close_and_discard();
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+  EXPECT_TRUE(says(error_of([&] { (void)net->first->weight.sum(); }),
+                   "was discarded when its engine was closed"));
 }
 
 TEST(Engine, TheDestructorCloses) {
@@ -123,7 +169,7 @@ TEST(Engine, TheDestructorCloses) {
     AdamW optimizer(net->parameters());
     train(net, optimizer, 1);
   }
-  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+  EXPECT_EQ(scratch_bytes(dir.path()), 0u);
   AdamW optimizer(net->parameters());
   train(net, optimizer, 1);
 }

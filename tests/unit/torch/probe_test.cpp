@@ -37,7 +37,7 @@ std::uint64_t others() {
 }
 
 // Trains with so much beside that.
-void train_within(const std::string& nvme, std::uint64_t bytes,
+void train_within(const Paths& nvme, std::uint64_t bytes,
                   const AdamWOptions& options) {
   Engine engine({.host_memory = others() + bytes, .nvme = nvme});
   torch::nn::Sequential model = make_model(engine);
@@ -67,6 +67,18 @@ TEST(Probe, TheLeastWorksAndLessDoesNot) {
     EXPECT_THROW(train_within(dir.path(), least - least / 5, options),
                  BudgetError);
   }
+}
+
+TEST(Probe, StatesThatStayCountBesideTheActivations) {
+  Need need;
+  {
+    Engine engine({.host_memory = "1GiB"});
+    torch::nn::Sequential model = make_model(engine);
+    AdamW optimizer(model->parameters(), AdamWOptions(1e-2));
+    need = engine.probe([&] { backward(model); });
+  }
+  std::uint64_t least = need.least_bytes - others();
+  train_within({}, least, AdamWOptions(1e-2));
 }
 
 TEST(Probe, NothingIsTrained) {

@@ -63,7 +63,7 @@ struct EngineOptions {
   // For states in host memory, and for units on the accelerator.
   MemorySize host_memory = {};
   MemorySize device_memory = {};
-  // On a fast disk: a private folder is made in each and removed at the end.
+  // On a fast disk: in each a file without a name, gone with the process.
   // "PATH:500GB" takes no more than that; "{local_rank}" is LOCAL_RANK.
   Paths nvme = {};
   // Bytes that the drives behind it are rated for (TBW), together: "600TB".
@@ -127,7 +127,8 @@ class Engine {
  public:
   // Throws what is wrong with the options.
   explicit Engine(const EngineOptions& options = {});
-  ~Engine();  // close()
+  // close(), but what does not fit in memory is lost, which a warning tells.
+  ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -154,9 +155,13 @@ class Engine {
     release(*model);
   }
 
-  // Gives everything back: models are plain models again, the folders on NVMe
-  // are gone. What does not fit in memory throws when it is touched afterwards.
+  // Gives everything back: models are plain models again, in the machine's
+  // memory, whatever the budgets are, and the folders on NVMe are gone. Throws
+  // a BudgetError when there is too little memory: the engine is open as
+  // before.
   void close();
+  // Without giving anything back: what was managed throws when it is touched.
+  void close_and_discard();
 
   EngineStats stats() const;
 

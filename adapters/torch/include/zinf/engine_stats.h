@@ -33,6 +33,10 @@ struct EngineStats {
   double nvme_tuned_write_bytes_per_second = 0;
   double nvme_cpu_seconds = 0;      // of the threads that talk to the disks
   std::uint64_t nvme_requests = 0;  // transfers, neighbours joined
+  // Bytes hashed to verify what comes back from NVMe, written and read, and
+  // the CPU time of all threads for it.
+  std::uint64_t nvme_checksum_bytes = 0;
+  double nvme_checksum_cpu_seconds = 0;
   // Of the whole process.
   std::uint64_t updated_parameters = 0;
   double update_cpu_seconds = 0;
@@ -61,7 +65,8 @@ struct EngineStats {
   std::uint64_t nvme_endurance_bytes = 0;  // what the drives are rated for
   double nvme_life_per_day = 0;
   double nvme_life_per_year = 0;
-  // host_memory, and what tensors and states of the process hold of it.
+  // host_memory, and what tensors and states of the process hold of it. Peaks
+  // are those since the engine was made.
   std::uint64_t host_limit_bytes = 0;
   std::uint64_t host_used_bytes = 0;
   std::uint64_t host_peak_bytes = 0;
